@@ -1,0 +1,40 @@
+"""What every algorithm is: its options, its state, and a loop that reads as the paper writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from turnout.local.sgd import LocalSGD
+from turnout.server.optimisers import Gradient
+
+if TYPE_CHECKING:
+    from turnout.population.population import Population
+    from turnout.server.server import Server
+
+
+@dataclass
+class Algorithm:
+    """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
+    every checkpoint (numbers, strings, tensors). Between two rounds there is no other state."""
+
+    keeps_local_models: ClassVar[bool] = False  # whether clients may go on from what they have (`KEEP`)
+
+    def begin(self, server: Server) -> None:
+        """Once, before the first round; never again on resume."""
+
+    def run(self, server: Server) -> None:
+        """The loop over `server.rounds()`."""
+        raise NotImplementedError
+
+    def optimiser(self) -> Gradient:
+        """What the server does with the aggregated difference."""
+        return Gradient()
+
+    def training_population(self, population: Population) -> Population:
+        """Who trains; evaluation always looks at the population as given."""
+        return population
+
+    def predictor(self) -> LocalSGD | None:
+        """The local work whose `predict` serves the clients, where they do not all serve the global model."""
+        return None

@@ -1,0 +1,20 @@
+"""Centralised: one machine trains on everybody's data. The baseline above, where privacy would allow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.population.population import Population
+from turnout.sampling.full import Full
+from turnout.sampling.sampler import Sampler
+
+
+@dataclass
+class Centralised(FedAvg):
+    """FedAvg with a single client that holds the union of the data; evaluated over the clients as they are."""
+
+    sampler: Sampler = field(default_factory=Full)
+
+    def training_population(self, population: Population) -> Population:
+        return population.pooled()

@@ -1,0 +1,17 @@
+"""FedAdagrad: Adagrad at the server. Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from turnout.algorithms.fedadam import FedAdam
+
+
+@dataclass
+class FedAdagrad(FedAdam):
+    """`v <- v + change^2`, the rest as FedAdam; Adagrad has no first moment, so beta1 is 0."""
+
+    second: ClassVar[str] = "adagrad"
+
+    beta1: float = 0.0

@@ -1,0 +1,21 @@
+"""FedAvgM: FedAvg with momentum at the server.
+
+Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.server.optimisers import Gradient, Momentum
+
+
+@dataclass
+class FedAvgM(FedAvg):
+    """`v <- beta v + change; model <- model + server_lr v`."""
+
+    beta: float = 0.9
+
+    def optimiser(self) -> Gradient:
+        return Momentum(self.server_lr, self.beta)

@@ -1,0 +1,38 @@
+"""FedNova: clients that do unequal amounts of local work, without minimising another objective.
+
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnout.algorithms.fedprox import FedProx
+from turnout.sampling.sampler import FloatArray, Selection
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+
+@dataclass
+class FedNova(FedProx):
+    """`model <- model + server_lr * a_bar * sum_i omega_i delta_i / a_i`, a_i = |a_i|_1 the effective local steps.
+
+    `a_bar = sum_j p_j a_j`, or with `observed` the weighted mean over those who answered.
+    Equals FedAvg when all a_i agree.
+    """
+
+    mu: float = 0.0
+    observed: bool = False
+
+    def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
+        omega = chosen.weights_of(updates.clients)
+        work = self.work(server)
+        a = work.effective_steps(updates.steps)
+        if self.observed:
+            a_bar = (omega * a).sum() / max(omega.sum(), np.finfo(float).tiny)
+        else:
+            everybody = server.population.counts(server.population.ids, np.full(server.population.size, server.now))
+            a_bar = (server.importance * work.effective_steps(work.num_steps(everybody))).sum()
+        return np.divide(a_bar * omega, a, out=np.zeros_like(omega), where=a > 0)

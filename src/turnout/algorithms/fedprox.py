@@ -1,0 +1,29 @@
+"""FedProx: FedAvg whose clients are pulled towards the model they received.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.errors import UserError
+from turnout.local.proximal import ProximalSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+
+@dataclass
+class FedProx(FedAvg):
+    """Clients minimise L_i(theta) + mu/2 |theta - received|^2; mu = 0 is FedAvg."""
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+
+    def work(self, server: Server) -> LocalSGD:
+        return ProximalSGD.extend(self.local, mu=self.mu)

@@ -1,0 +1,15 @@
+"""FedYogi: Yogi at the server. Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from turnout.algorithms.fedadam import FedAdam
+
+
+@dataclass
+class FedYogi(FedAdam):
+    """`v <- v - (1 - beta2) change^2 sign(v - change^2)`, the rest as FedAdam."""
+
+    second: ClassVar[str] = "yogi"

@@ -1,0 +1,32 @@
+"""Local only: every client trains its own model on its own data, and nothing is exchanged. The baseline below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.local.own import OwnModelSGD
+from turnout.local.sgd import LocalSGD
+from turnout.sampling.full import Full
+from turnout.sampling.sampler import Sampler
+from turnout.server.server import Server
+
+
+@dataclass
+class Local(Algorithm):
+    """Each round the sampled clients go on with their own models; each is evaluated with its own."""
+
+    local: LocalSGD
+    sampler: Sampler = field(default_factory=Full)
+
+    def run(self, server: Server) -> None:
+        for _ in server.rounds():
+            chosen = self.sampler.sample(server)
+            server.invite(chosen.clients, self.predictor())
+            updates = server.wait()
+            server.publish(server.model, updates, np.zeros(len(updates)))
+
+    def predictor(self) -> LocalSGD:
+        return OwnModelSGD.extend(self.local)

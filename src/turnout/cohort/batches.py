@@ -1,0 +1,64 @@
+"""Which samples each client sees at each step: ragged clients in rectangular arrays, exactly.
+
+A row of padding repeats a real sample with weight zero, so it changes nothing but the arithmetic spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnout.local.sgd import LocalSGD
+from turnout.random import GOLDEN, mix
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Mini-batches of C clients. A plan with a single stored step serves it at every step."""
+
+    positions: Tensor  # [C, S, B] which of the client's samples
+    sizes: Tensor  # [C, S] real samples in the batch, the rest of B is padding
+
+    def step(self, number: int, active: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Positions and weights `[active, B]` of one step, for the first `active` clients."""
+        stored = number if self.positions.shape[1] > 1 else 0
+        positions, sizes = self.positions[:active, stored], self.sizes[:active, stored, None]
+        real = torch.arange(positions.shape[1], device=positions.device) < sizes
+        return positions, real.to(dtype) / sizes
+
+
+def shuffles(keys: Tensor, counts: Tensor, width: int) -> Tensor:
+    """`[..., width]`: in each row a permutation of range(count), then padding; keys `[...]`, counts broadcast to them."""
+    column = torch.arange(width, device=keys.device)
+    draws = mix(keys[..., None] + (column + 1) * GOLDEN)
+    draws = torch.where(column < counts[..., None], draws, torch.iinfo(torch.int64).max)
+    return draws.argsort(dim=-1, stable=True)
+
+
+def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor) -> BatchPlan:
+    """`keys` [C] one a job, `counts` [C] samples of each client, `steps` [C] how many steps each will do.
+
+    Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
+    """
+    width, longest = int(counts.max()), int(steps.max())
+    if work.batching == "full":
+        positions = torch.arange(width, device=keys.device).expand(len(keys), 1, width)
+        return BatchPlan(torch.where(positions < counts[:, None, None], positions, 0), counts[:, None])
+    batch = min(work.batch_size, width)
+    if work.batching in ("draws", "fixed"):
+        rounds = torch.arange(1 if work.batching == "fixed" else longest, device=keys.device)
+        drawn = shuffles(mix(keys[:, None] + rounds), counts[:, None], width)[..., :batch]
+        sizes = counts.clamp(max=batch)[:, None].expand(-1, len(rounds))
+        return BatchPlan(torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes)
+    steps_a_pass = -(-counts // work.batch_size)  # [C]
+    passes = int((-(-steps // steps_a_pass)).max())
+    order = shuffles(mix(keys[:, None] + torch.arange(passes, device=keys.device)), counts[:, None], width)  # [C, E, n]
+    number = torch.minimum(torch.arange(longest, device=keys.device), (steps - 1).clamp(min=0)[:, None])  # [C, S]
+    which_pass, within = number // steps_a_pass[:, None], number % steps_a_pass[:, None]
+    sizes = (counts[:, None] - within * work.batch_size).clamp(max=work.batch_size)
+    column = torch.arange(batch, device=keys.device)
+    offset = within[..., None] * work.batch_size + torch.where(column < sizes[..., None], column, 0)  # [C, S, B]
+    flat = which_pass[..., None] * width + offset
+    return BatchPlan(order.flatten(1).gather(1, flat.flatten(1)).view(flat.shape), sizes)

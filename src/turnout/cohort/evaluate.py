@@ -1,0 +1,106 @@
+"""Loss and metrics of a model over clients: the pool's samples are scored once, then averaged client by client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from turnout.cohort.plan import MIB
+from turnout.cohort.train import Cohort
+from turnout.local.sgd import LocalSGD, Named
+from turnout.population.ragged import Ragged
+from turnout.task import Task
+
+FloatArray = NDArray[np.float64]
+
+
+@torch.no_grad()
+def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
+    """Every measure of every sample, `[n]` by name."""
+    parts = []
+    for start in range(0, len(inputs), chunk):
+        outputs = task.outputs(model, inputs[start : start + chunk])
+        parts.append(task.measures(outputs, targets[start : start + chunk]))
+    return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+
+
+def client_means(values: FloatArray, index: Ragged) -> FloatArray:
+    """Mean of `values[row]` for each row of the index; NaN for an empty row."""
+    means = np.full(len(index), np.nan)
+    full = np.flatnonzero(index.counts)
+    if len(full):
+        means[full] = np.add.reduceat(values[index.values], index.offsets[full]) / index.counts[full]
+    return means
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures over one split (train or test) of a fixed set of clients."""
+
+    cohort: Cohort
+    clients: NDArray[np.int64]
+    index: Ragged  # one row for each of `clients`
+
+    def global_model(self, model: Tensor) -> dict[str, FloatArray]:
+        """`[len(clients)]` by measure, everybody served by `model`."""
+        used = np.unique(self.index.values)
+        rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
+        everything = len(used) == len(self.cohort.inputs)
+        inputs, targets = self.cohort.inputs, self.cohort.targets
+        if not everything:
+            inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
+        scored = sample_measures(self.cohort.task, model, inputs, targets, self.chunk)
+        local = Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
+        return {name: client_means(values, local) for name, values in scored.items()}
+
+    @torch.no_grad()
+    def personal_models(self, work: LocalSGD, model: Tensor, state: Named) -> dict[str, FloatArray]:
+        """The same when each client serves its own predictor; `state` has a row a client."""
+        cohort, sums = self.cohort, {name: np.zeros(len(self.clients)) for name in ("loss", *self.cohort.task.metrics)}
+        width = max(1, min(int(self.index.counts.max(initial=1)), 64))
+        limit = cohort.plan.clients_a_call(cohort.task, work, width * (cohort.sample_bytes + cohort.activations))
+        order = np.argsort(-self.index.counts, kind="stable")
+        for start in range(0, len(order), limit):
+            rows = order[start : start + limit]
+            picked = {name: values[torch.as_tensor(rows, device=values.device)] for name, values in state.items()}
+            counts = self.index.counts[rows]
+            longest = int(counts.max())
+            padded = torch.as_tensor(self.index.padded(rows, longest), device=cohort.plan.device).long()
+            for begin in range(0, longest, width):
+                part = padded[:, begin : begin + width]
+                inputs, targets = cohort.inputs[part], cohort.targets[part]
+                outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
+                real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
+                for name, values in vmap(cohort.task.measures)(outputs, targets).items():
+                    sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
+        with np.errstate(invalid="ignore"):
+            return {name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()}
+
+    @property
+    def chunk(self) -> int:
+        """Samples scored in one go."""
+        each = self.cohort.sample_bytes + self.cohort.activations
+        return max(1, min(self.cohort.plan.memory_mib, 256) * MIB // max(1, each))
+
+
+def distribution(
+    prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
+) -> dict[str, float]:
+    """The weighted mean, and over clients the mean, the standard deviation and the worst decile: the value that nine
+    clients in ten reach or better. Clients without samples in the split do not count."""
+    known = (counts > 0) & (importance > 0)
+    if not known.any():
+        return {}
+    weights, summary = importance[known], {}
+    for name, values in measures.items():
+        seen = values[known]
+        summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
+        summary[f"{prefix}_{name}_mean"] = float(seen.mean())
+        summary[f"{prefix}_{name}_std"] = float(seen.std())
+        summary[f"{prefix}_{name}_worst_decile"] = float(np.quantile(seen, 0.9 if name == "loss" else 0.1))
+    return summary

@@ -1,0 +1,28 @@
+"""A model is one vector, a cohort one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Layout:
+    """Where each named parameter of a module lies in the flat vector."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = dict(module.named_parameters())
+        self.names = list(parameters)
+        self.shapes = [parameter.shape for parameter in parameters.values()]
+        self.sizes = [parameter.numel() for parameter in parameters.values()]
+        self.size = sum(self.sizes)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of `flat` ([P]) by name; the backward pass of the split is one concatenation."""
+        parts = flat.split(self.sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `unflatten`, as a copy."""
+        return torch.cat([named[name].detach().reshape(-1) for name in self.names])

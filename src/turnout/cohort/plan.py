@@ -1,0 +1,68 @@
+"""How a run's local work is computed: decided once, from what was configured, and written into the run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD
+from turnout.task import Task
+
+MIB = 1 << 20
+ENGINES = ("auto", "vectorised", "sequential")
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32}
+# A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
+_SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice that can change a bit of the result. The same plan on the same machine gives the same bits."""
+
+    device: str = "cpu"
+    engine: str = "auto"
+    precision: str = "float32"
+    threads: int = 0  # 0: all cores, resolved once
+    memory_mib: int = 2048  # for what a training call holds at once
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UserError(f"engine.engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"engine.precision: {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        if self.memory_mib < 1 or self.threads < 0:
+            raise UserError("engine.memory_mib must be at least 1 and engine.threads at least 0")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return PRECISIONS[self.precision]
+
+    def resolve(self, task: Task) -> Plan:
+        """The plan with every `auto` decided for this model on this device."""
+        device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"engine.device: {self.device!r} was asked for but this machine has no usable CUDA device")
+        engine = self.engine
+        if engine == "auto":
+            slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())
+            engine = "sequential" if slow else "vectorised"
+        return Plan(self.device, engine, self.precision, self.threads or os.cpu_count() or 1, self.memory_mib)
+
+    def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
+        """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
+        batch's inputs and activations with their gradients."""
+        vectors = 5 + sum(len(shapes) for shapes in (work.payload_shapes(task), work.state_shapes(task)))
+        return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
+
+    def results_kept(self, task: Task, work: LocalSGD) -> int:
+        """How many trained results may wait for the clock to reach them."""
+        numbers = sum(torch.Size(shape).numel() for shape in work.payload_shapes(task).values())
+        return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "torch": torch.__version__}

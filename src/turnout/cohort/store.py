@@ -1,0 +1,84 @@
+"""What clients keep between their jobs: named rows, created on first use, spilled to disk when large."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.local.sgd import Named
+
+
+class ClientStore:
+    """Rows of client state. A client that was never stored reads zeros.
+
+    Rows live in memory up to `memory_mib` a name, beyond that in a memory-mapped temporary file.
+    """
+
+    def __init__(self, clients: int, device: str, dtype: torch.dtype, memory_mib: int) -> None:
+        self.device, self.dtype, self.limit = device, dtype, memory_mib << 20
+        self._row = np.full(clients, -1, np.int64)  # where each client's rows are
+        self._used = 0
+        self._columns: dict[str, Tensor] = {}  # [capacity, ...]
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, shapes: dict[str, tuple[int, ...]], clients: NDArray[np.int64]) -> Named:
+        """`[len(clients), *shape]` for each name."""
+        rows = torch.as_tensor(self._row[clients])
+        stored = rows >= 0
+        state = {}
+        for name, shape in shapes.items():
+            values = torch.zeros((len(clients), *shape), dtype=self.dtype)
+            if name in self._columns and bool(stored.any()):
+                values[stored] = self._columns[name][rows[stored]]
+            state[name] = values.to(self.device)
+        return state
+
+    def put(self, clients: NDArray[np.int64], state: Named) -> None:
+        """Replace the named rows of these clients."""
+        new = clients[self._row[clients] < 0]
+        self._row[new] = np.arange(self._used, self._used + len(new))
+        self._used += len(new)
+        rows = torch.as_tensor(self._row[clients])
+        for name, values in state.items():
+            self._reserve(name, values.shape[1:])
+            self._columns[name][rows] = values.to("cpu", self.dtype)
+
+    def _reserve(self, name: str, shape: torch.Size) -> None:
+        column = self._columns.get(name)
+        if column is not None and len(column) >= self._used:
+            return
+        capacity = max(16, 1 << (self._used - 1).bit_length())
+        larger = self._allocate(name, (capacity, *shape))
+        if column is not None:
+            larger[: len(column)] = column
+        self._columns[name] = larger
+
+    def _allocate(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        size = torch.Size(shape).numel() * self.dtype.itemsize
+        if size <= self.limit:
+            return torch.zeros(shape, dtype=self.dtype)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="turnout-store-")
+        path = Path(self._folder.name) / f"{name}-{shape[0]}"
+        return torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=self.dtype).view(shape)
+
+    def save(self) -> Named:
+        """Everything stored, as tensors."""
+        rows = {f"column.{name}": column[: self._used] for name, column in self._columns.items()}
+        return {"row": torch.as_tensor(self._row), **rows}
+
+    def load(self, saved: Named) -> None:
+        """The inverse of `save`."""
+        self._row = saved["row"].numpy().copy()
+        self._used = int(self._row.max(initial=-1)) + 1
+        self._columns = {}
+        for key, values in saved.items():
+            if key.startswith("column."):
+                name = key.removeprefix("column.")
+                self._reserve(name, values.shape[1:])
+                self._columns[name][: self._used] = values

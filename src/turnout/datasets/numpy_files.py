@@ -1,0 +1,26 @@
+"""Your own arrays: one .npz, or a folder of .npy files, named inputs, targets and what else there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnout.datasets.dataset import Dataset
+from turnout.datasets.files import read_numpy
+from turnout.datasets.prepare import at_least, from_arrays
+from turnout.errors import UserError
+
+
+def load(*, path: str | Path, num_classes: int | None = None) -> Dataset:
+    """`inputs` and `targets`; if there are, `groups` (the client of every sample, any integer or word), `test_inputs`,
+    `test_targets`, `test_groups`.
+
+    Integer targets are classes (`num_classes`, else the largest + 1), others `[n]` or `[n, outputs]` are regressed
+    on. Inputs become float32, or int64 tokens if they are integers: scale images to floats first.
+    """
+    at_least("numpy_files", 1, num_classes=num_classes)
+    place = Path(path).expanduser()
+    files = sorted(place.glob("*.npy")) if place.is_dir() else [place]
+    if not files or not files[0].is_file():
+        raise UserError(f"dataset numpy_files: path={place} is neither an .npz file nor a folder of .npy files")
+    arrays = {name: array for file in files for name, array in read_numpy("numpy_files", file).items()}
+    return from_arrays("numpy_files", arrays, num_classes)

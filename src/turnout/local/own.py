@@ -1,0 +1,36 @@
+"""A client that keeps its own model between its jobs and shares nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
+from turnout.task import Task
+
+
+@dataclass(frozen=True)
+class OwnModelSGD(LocalSGD):
+    """Local SGD from the client's own model (from the first model received, the first time)."""
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {"model": (task.size,), "started": ()}
+
+    def own(self, received: Tensor, state: Named) -> Tensor:
+        return torch.where(state["started"] > 0, state["model"], received)
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
+        return self.own(received, state), self.start_momentum(received)
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        return {}, {"model": params, "started": torch.ones_like(state["started"])}
+
+    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
+        return task.outputs(self.own(received, state), inputs)

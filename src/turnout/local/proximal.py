@@ -1,0 +1,38 @@
+"""FedProx's client: stay near the model received.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020: minimise L_i(theta) + mu/2 |theta - received|^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
+from turnout.task import Task
+
+
+@dataclass(frozen=True)
+class ProximalSGD(LocalSGD):
+    """Local SGD with the proximal pull `mu * (theta - received)` added to every gradient."""
+
+    mu: float = 0.0
+
+    def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
+        """(1 - (1 - lr mu)^K) / (lr mu): the pull forgets early gradients."""
+        pull = self.lr * self.mu
+        if self.momentum or not pull:
+            return super().effective_steps(steps)
+        return (1 - (1 - pull) ** np.asarray(steps, np.float64)) / pull
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
+        return received, (received, self.start_momentum(received))
+
+    def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
+        received, velocity = carry
+        gradient = self.gradient(task, params, carry, batch) + self.mu * (params - received)
+        params, velocity = self.descend(params, gradient, velocity)
+        return params, (received, velocity)

@@ -1,0 +1,179 @@
+"""Local SGD: the local work of FedAvg, and the base of every other local work.
+
+A local work is pure functions for *one* client. The engine calls, for every job,
+
+    params, carry  = start(task, received, state, data)
+    params, carry  = step(task, params, carry, batch)            # for each mini-batch
+    payload, state = finish(task, received, params, carry, state, data)
+
+under `vmap` over the cohort, or one client after another. Shapes in the signatures are therefore those of one client.
+Fields that hold a number may be given per client by `Server.invite`; inside these functions they are then scalars of
+that client. Tensor fields are the same for all (a control variate that the server sends along).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout.errors import UserError
+from turnout.task import Task
+
+Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
+Named = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """One mini-batch of one client. Padding has weight 0; the weights of real samples sum to 1."""
+
+    inputs: Tensor  # [B, ...]
+    targets: Tensor  # [B, ...]
+    weights: Tensor  # [B]
+    positions: Tensor  # [B] which of the client's samples: rows of what `ClientData.scan` returned
+    key: Tensor  # int64 scalar: the randomness of this step (dropout)
+    number: int  # the step's number, from 0
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """All samples of one client at the time its job starts."""
+
+    inputs: Tensor  # the pool shared by all clients
+    targets: Tensor
+    index: Tensor  # [n_max] rows of the pool; beyond `count` it is padding
+    weights: Tensor  # [n_max] 1 for a sample, 0 for padding
+    count: Tensor  # scalar
+    chunk: int  # samples a scan looks at in one go
+
+    def scan(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
+
+        Rows of padding are zero, so that a sum over rows is a sum over the client's samples.
+        """
+        rows = []
+        for index, weights in zip(self.index.split(self.chunk), self.weights.split(self.chunk), strict=True):
+            values = function(self.inputs[index], self.targets[index])
+            rows.append(torch.where(weights.view(-1, *(1,) * (values.ndim - 1)) > 0, values, torch.zeros_like(values)))
+        return torch.cat(rows)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the client's samples of what a scan returned."""
+        return values.sum(0) / self.count
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """`theta <- theta - lr * grad`, over mini-batches, from the model received.
+
+    How much: `epochs` passes, or exactly `steps` steps. Which samples: `batching` is
+
+    - `epochs`: a fresh shuffle a pass, last batch possibly smaller;
+    - `draws`: `batch_size` distinct samples drawn anew at each step;
+    - `fixed`: one drawn batch for all steps of the job;
+    - `full`: all samples at every step.
+
+    Momentum starts from zero in every job. `clip_norm` bounds the norm of each mini-batch gradient.
+    """
+
+    BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
+
+    lr: float
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    batching: str = "epochs"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batching not in self.BATCHINGS:
+            raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
+        for name, low in (("lr", 0.0), ("epochs", 0), ("batch_size", 1), ("momentum", 0.0), ("weight_decay", 0.0)):
+            value = getattr(self, name)
+            if not np.all(np.isfinite(value)) or np.any(np.asarray(value) < low):
+                raise UserError(f"local.{name}: {value} must be a number of at least {low}")
+
+    @classmethod
+    def extend(cls, base: LocalSGD, **more: Any) -> Self:
+        """This kind of work with the settings of another."""
+        return cls(**{part.name: getattr(base, part.name) for part in fields(base)}, **more)
+
+    def bind(self, options: Mapping[str, Any]) -> Self:
+        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""
+        if not options:
+            return self
+        bound = copy.copy(self)
+        for name, value in options.items():
+            object.__setattr__(bound, name, value)
+        return bound
+
+    def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
+        """Steps of a job on `counts` samples."""
+        counts = np.asarray(counts, np.int64)
+        if self.steps is not None:
+            return np.broadcast_to(np.asarray(self.steps, np.int64), counts.shape)
+        a_pass = np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
+        return np.asarray(self.epochs, np.int64) * a_pass
+
+    def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
+        """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i)."""
+        steps = np.asarray(steps, np.float64)
+        if self.momentum:
+            rho = self.momentum
+            return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        return steps
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        """What comes back, by name: it decides the upload's size."""
+        return {"delta": (task.size,)}
+
+    def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        """What the client keeps between its jobs, by name; created as zeros."""
+        return {}
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
+        return received, self.start_momentum(received)
+
+    def start_momentum(self, params: Tensor) -> Tensor:
+        return torch.zeros_like(params) if self.momentum else params.new_zeros(())
+
+    def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
+        """Weighted mean loss of the batch."""
+        losses = task.losses(params, batch.inputs, batch.targets, batch.key)
+        return (losses * batch.weights).sum()
+
+    def gradient(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> Tensor:
+        """The usual thing to override."""
+        return task.gradient(lambda p: self.objective(task, p, batch), params)
+
+    def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
+        return self.descend(params, self.gradient(task, params, carry, batch), carry)
+
+    def descend(self, params: Tensor, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of torch.optim.SGD: clip, decay, momentum, move."""
+        if self.clip_norm is not None:
+            gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
+        if isinstance(self.weight_decay, Tensor) or self.weight_decay:
+            gradient = gradient + self.weight_decay * params
+        if self.momentum:
+            gradient = velocity = velocity.mul(self.momentum).add(gradient)
+        if isinstance(self.lr, Tensor):
+            return params - self.lr * gradient, velocity
+        return params.add(gradient, alpha=-self.lr), velocity
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        return {"delta": params - received}, {}
+
+    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
+        """What this client serves: here the global model."""
+        return task.outputs(received, inputs)

@@ -1,0 +1,69 @@
+"""Observers: hooks with empty defaults. The loop never knows who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+    from turnout.server.updates import Job
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that is not silent: a rejected update, an empty round, a divergence."""
+
+    kind: str
+    round: int
+    time: float
+    facts: dict[str, Any]
+
+    def __str__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
+        return f"round {self.round}, {self.time:.6g} s: {self.kind.replace('_', ' ')}" + (f" ({facts})" if facts else "")
+
+
+@dataclass
+class Round:
+    """One server aggregation, as the history keeps it."""
+
+    number: int
+    time: float  # virtual seconds at its close
+    facts: dict[str, float]  # counts, bytes, weights: a row of the history
+    jobs: list[Job] = field(default_factory=list)  # jobs that ended or were used in this round
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # realised, a value a job
+    staleness: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    linear: bool = True  # whether weights say all of the aggregation
+    measures: dict[str, float] = field(default_factory=dict)  # filled when this round is evaluated
+
+
+class Observer:
+    """Override what you need. State that must survive a crash goes through `save` and `load`."""
+
+    def on_start(self, server: Server) -> None: ...
+
+    def on_invite(self, server: Server, jobs: Sequence[Job]) -> None: ...
+
+    def on_arrival(self, server: Server, job: Job) -> None: ...
+
+    def on_round(self, server: Server, record: Round) -> None: ...
+
+    def on_evaluate(self, server: Server, measures: dict[str, float]) -> None: ...
+
+    def on_event(self, server: Server, event: Event) -> None: ...
+
+    def on_checkpoint(self, server: Server) -> None: ...
+
+    def on_end(self, server: Server) -> None: ...
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What can be written as JSON, and tensors."""
+        return {}, {}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None: ...

@@ -1,0 +1,57 @@
+"""How long bytes take between server and client: latency + 8 * bytes / rate.
+
+>>> safa = Links(down=1.4e6, up=1.4e6, server=10e9)
+>>> safa.download_seconds(0, np.arange(1), 10e6)          # 80 Mbit at 1.4 Mbit/s
+array([57.14285714])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from turnout.population.devices import Draw, PerClient, column, require, sample
+from turnout.random import FloatArray, IntArray
+
+Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a client
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once."""
+
+    down: Quantity = np.inf
+    up: Quantity = np.inf
+    latency: Quantity = 0.0
+    server: float = np.inf
+
+    def __post_init__(self) -> None:
+        require("links: server", self.server, np.bool_(self.server > 0), "a positive rate")
+
+    def download_seconds(self, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
+        """From server to client, the server's push not included."""
+        return self._seconds("down", self.down, seed, ids, nbytes)
+
+    def upload_seconds(self, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
+        """From client to server."""
+        return self._seconds("up", self.up, seed, ids, nbytes)
+
+    def push_seconds(self, copies: int, nbytes: float) -> float:
+        """Until the server has sent `copies` of `nbytes` each: T_dist = copies * size / server rate."""
+        return copies * nbytes * 8 / self.server
+
+    def _seconds(self, name: str, rate: Quantity, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
+        rates = _each(name, rate, seed, ids)
+        latency = _each("latency", self.latency, seed, ids)
+        require(f"links: {name}", rates, rates > 0, "a positive rate", ids)
+        require("links: latency", latency, latency >= 0, "at least 0", ids)
+        return latency + 8 * np.asarray(nbytes, np.float64) / rates
+
+
+def _each(name: str, quantity: Quantity, seed: int, ids: IntArray) -> FloatArray:
+    if hasattr(quantity, "at"):
+        return sample(cast(Draw, quantity), seed, f"link {name}", ids)
+    return column(f"links: {name}", quantity, ids)

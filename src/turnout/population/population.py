@@ -1,0 +1,133 @@
+"""Who takes part: columns over N clients. What the server may know, and what only the simulation knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout.errors import UserError
+from turnout.population.availability import Always, Availability, Crashes, Detection
+from turnout.population.devices import Devices, fixed
+from turnout.population.links import Links
+from turnout.population.ragged import Ragged
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+MICROSECONDS = 1_000_000
+
+
+def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
+    return ", ".join(map(str, ids[:limit])) + (", ..." if len(ids) > limit else "")
+
+
+@dataclass(frozen=True)
+class Population:
+    """N clients: their data, importance, hardware, links, presence and reliability.
+
+    Client `i` trains on rows `train.row(i)` of the shared pool `inputs, targets` and is tested on `test.row(i)`.
+    `importance` is `samples` (n_i / n), `equal`, or N numbers that sum to 1.
+
+    >>> population = Population.of(dataset, partition.iid(dataset, clients=100, seed=0))
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    train: Ragged
+    test: Ragged | None = None
+    central: tuple[Tensor, Tensor] | None = None  # test data that belongs to nobody
+    importance: str | ArrayLike = "samples"
+    devices: Devices = field(default_factory=lambda: fixed(1.0))
+    links: Links = field(default_factory=Links)
+    availability: Availability = field(default_factory=Always)
+    crashes: Crashes = field(default_factory=Crashes)
+    detection: Detection = field(default_factory=Detection)
+    joined_at: FloatArray | None = None  # [N] seconds; None: everybody from the start
+    left_at: FloatArray | None = None  # [N] seconds; None: nobody ever leaves
+    regions: IntArray | None = None  # [N]
+    model_bytes: int | None = None  # size of a model on the wire, when it is not 4 or 8 bytes a parameter
+    seed: int = 0  # of devices, links, availability and crashes: one world for every algorithm
+
+    def __post_init__(self) -> None:
+        empty = np.flatnonzero(self.train.counts == 0)
+        if len(self.train) == 0:
+            raise UserError("population: it has no clients")
+        if len(empty):
+            raise UserError(f"population: client {_some(empty)} has no training sample; drop it or choose another partition")
+        for name, values in (("inputs", self.inputs), ("targets", self.targets)):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                raise UserError(f"population: {name} contain NaN or infinity; clean the data first")
+        for name in ("joined_at", "left_at", "regions"):
+            column = getattr(self, name)
+            if column is not None and len(column) != self.size:
+                raise UserError(f"population.{name}: {len(column)} values for {self.size} clients")
+        object.__setattr__(self, "base_importance", self._importance())
+
+    base_importance: FloatArray = field(init=False, repr=False)
+
+    def _importance(self) -> FloatArray:
+        if isinstance(self.importance, str):
+            if self.importance == "samples":
+                return self.train.counts / self.train.counts.sum()
+            if self.importance == "equal":
+                return np.full(self.size, 1 / self.size)
+            raise UserError(f"population.importance: {self.importance!r} is not samples, equal or a list of numbers")
+        given = np.asarray(self.importance, np.float64)
+        if given.shape != (self.size,):
+            raise UserError(f"population.importance: {given.size} values for {self.size} clients")
+        if not np.isfinite(given).all() or (given < 0).any():
+            raise UserError("population.importance: every value must be a number of at least 0")
+        if abs(given.sum() - 1) > 1e-6:
+            raise UserError(f"population.importance: the values sum to {given.sum():.6g}, they must sum to 1")
+        return given
+
+    @property
+    def size(self) -> int:
+        return len(self.train)
+
+    @cached_property
+    def ids(self) -> IntArray:
+        return np.arange(self.size)
+
+    @cached_property
+    def ticks_per_second(self) -> int:
+        """The clock's resolution: microseconds, unless the devices have an exact one."""
+        return self.devices.ticks_per_second() or MICROSECONDS
+
+    def samples(self, ids: IntArray, at: FloatArray) -> Ragged:
+        """Rows of the pool each client trains on at its time: a pure function of client and time."""
+        return self.train.rows(ids)
+
+    def counts(self, ids: IntArray, at: FloatArray) -> IntArray:
+        return self.train.offsets[ids + 1] - self.train.offsets[ids]
+
+    @property
+    def changes(self) -> bool:
+        """Whether clients join or leave during a run."""
+        return self.joined_at is not None or self.left_at is not None
+
+    def members(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
+        """Who belongs to the population at that time."""
+        here = np.ones(len(ids), bool)
+        if self.joined_at is not None:
+            here &= self.joined_at[ids] <= at
+        if self.left_at is not None:
+            here &= self.left_at[ids] > at
+        return here
+
+    def importance_at(self, at: float) -> FloatArray:
+        """`[N]` importance renormalised over the members."""
+        if not self.changes:
+            return self.base_importance
+        present = np.where(self.members(self.ids, at), self.base_importance, 0.0)
+        total = present.sum()
+        return present / total if total > 0 else present
+
+    def pooled(self) -> Population:
+        """One client that holds everybody's training data: the centralised reference."""
+        rows = Ragged(np.array([0, len(self.train.values)]), self.train.values)
+        return Population(self.inputs, self.targets, rows, central=self.central, seed=self.seed)

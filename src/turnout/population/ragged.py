@@ -1,0 +1,59 @@
+"""Rows of unequal length as two arrays, so that a million clients cost columns and not objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: NDArray[np.int64]  # [N + 1]
+    values: NDArray[np.integer]  # [total]
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[int] | NDArray[np.integer]]) -> Ragged:
+        parts = [np.asarray(row, np.int64) for row in rows]
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return cls(offsets, np.concatenate(parts) if parts else np.zeros(0, np.int64))
+
+    @classmethod
+    def from_owner(cls, owner: ArrayLike, rows: int) -> Ragged:
+        """`owner[j]` is the row of item `j` (negative: nobody's); items keep their order inside a row."""
+        owner = np.asarray(owner, np.int64)
+        order = np.argsort(owner, kind="stable")
+        order = order[np.searchsorted(owner[order], 0) :]
+        counts = np.bincount(owner[order], minlength=rows)
+        return cls(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), order)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def row(self, i: int) -> NDArray[np.integer]:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def rows(self, ids: NDArray[np.integer]) -> Ragged:
+        """The given rows, in the given order."""
+        counts = self.counts[ids]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(self.offsets[ids], counts)
+        return Ragged(offsets, self.values[position])
+
+    def padded(self, ids: NDArray[np.integer], width: int) -> NDArray[np.integer]:
+        """`[len(ids), width]` values; what lies beyond a row's length repeats its first value (or 0)."""
+        counts = self.counts[ids]
+        column = np.minimum(np.arange(width), np.maximum(counts, 1)[:, None] - 1)
+        column = np.where(np.arange(width) < counts[:, None], column, 0)
+        position = np.minimum(self.offsets[ids][:, None] + column, max(len(self.values) - 1, 0))
+        if not len(self.values):
+            return np.zeros((len(ids), width), np.int64)
+        return np.where(counts[:, None] > 0, self.values[position], 0)

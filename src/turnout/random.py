@@ -1,0 +1,105 @@
+"""Counter-based randomness: every draw is a function of (seed, purpose, client, number).
+
+No generator object is ever advanced, so who else is drawn, in which order, or on which device changes nothing.
+A *key* is a 64-bit integer folded from the seed, a purpose and any number of ids; the draws of a key are
+SplitMix64 outputs of `key + i * GOLDEN` (Steele, Lea and Flood, OOPSLA 2014). The same code runs on numpy arrays
+and on torch tensors (CPU or CUDA) and gives the same integers.
+
+    >>> keys = key(7, "shuffle", np.arange(3), 0)          # one key a client
+    >>> uniform(keys, 2).shape
+    (3, 2)
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MUL1 = _signed(0xBF58476D1CE4E5B9)
+_MUL2 = _signed(0x94D049BB133111EB)
+
+
+def mix(x: Any) -> Any:
+    """SplitMix64's output function on int64 arrays (numpy or torch): a bijection of 64-bit integers."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MUL1  # the mask turns the arithmetic shift into a logical one
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MUL2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def key(seed: int, purpose: str, *ids: ArrayLike) -> IntArray:
+    """Fold seed, purpose and ids (broadcast together) into int64 keys, at least one-dimensional only if an id is."""
+    with np.errstate(over="ignore"):
+        folded = mix(np.atleast_1d(np.asarray(_signed(seed), np.int64)) + GOLDEN)
+        folded = mix((folded ^ zlib.crc32(purpose.encode())) + GOLDEN)
+        for part in ids:
+            folded = mix((folded ^ np.asarray(part, np.int64)) + GOLDEN)
+    scalar = all(np.ndim(part) == 0 for part in ids)
+    return cast(IntArray, folded.reshape(()) if scalar else folded)
+
+
+def bits(keys: ArrayLike, count: int) -> IntArray:
+    """`[..., count]` int64: the first draws of every key."""
+    keys = np.asarray(keys, np.int64)
+    with np.errstate(over="ignore"):
+        return cast(IntArray, mix(keys[..., None] + np.arange(1, count + 1, dtype=np.int64) * GOLDEN))
+
+
+def uniform(keys: ArrayLike, count: int) -> FloatArray:
+    """`[..., count]` float64 in [0, 1)."""
+    return ((bits(keys, count) >> 11) & ((1 << 53) - 1)) * 2.0**-53
+
+
+def normal(keys: ArrayLike, count: int) -> FloatArray:
+    """`[..., count]` standard normal, by inversion."""
+    return ndtri(np.maximum(uniform(keys, count), 2.0**-54))  # 0 would be minus infinity
+
+
+def exponential(keys: ArrayLike, count: int) -> FloatArray:
+    """`[..., count]` exponential of mean 1, by inversion."""
+    return -np.log1p(-uniform(keys, count))
+
+
+def integers(keys: ArrayLike, count: int, high: ArrayLike) -> IntArray:
+    """`[..., count]` integers in [0, high); the bias is below high * 2**-53."""
+    return (uniform(keys, count) * np.asarray(high)[..., None]).astype(np.int64)
+
+
+def permutation(keys: ArrayLike, size: int) -> IntArray:
+    """`[..., size]` a permutation of range(size) for every key: the argsort of its draws."""
+    return np.argsort(bits(keys, size), axis=-1, kind="stable")
+
+
+def subset(keys: IntArray, size: int, population: int) -> IntArray:
+    """`size` distinct integers below `population`, all subsets equally likely, in O(size) when size is much smaller.
+
+    Independent draws, keeping first occurrences, give a uniform subset; beyond a third of the population a
+    permutation is cheaper.
+    """
+    if 3 * size > population:
+        return permutation(keys, population)[:size]
+    count = size + 16
+    while True:
+        draws = integers(keys, count, population)
+        first = np.sort(np.unique(draws, return_index=True)[1])
+        if len(first) >= size:
+            return draws[first[:size]]
+        count *= 2
+
+
+def generator(keys: IntArray) -> np.random.Generator:
+    """A numpy generator seeded by one key, for distributions without an inverse (Dirichlet, gamma)."""
+    return np.random.Generator(np.random.Philox(key=int(keys) & ((1 << 64) - 1)))

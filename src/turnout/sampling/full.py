@@ -1,0 +1,23 @@
+"""Everybody takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from turnout.sampling.sampler import Sampler, Selection
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+@dataclass
+class Full(Sampler):
+    """omega_i = p_i for every client that is online: no variance, unbiased while everybody answers."""
+
+    def sample(self, server: Server) -> Selection:
+        clients = np.flatnonzero(server.importance)
+        clients = clients[server.online().contains(clients)]
+        return Selection(clients, server.importance[clients])

@@ -1,0 +1,87 @@
+"""Checkpoints: one safetensors file each, written aside, synced, then renamed. The one before is kept as a fallback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from turnout.errors import UserError
+from turnout.files import write_durably
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(facts.encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """Checkpoints of one run in one folder. `fingerprint` names the configuration; another one is refused."""
+
+    def __init__(self, folder: Path, every: int = 10, fingerprint: str = "") -> None:
+        if every < 1:
+            raise UserError(f"run.checkpoint_every: {every} must be at least 1")
+        self.folder, self.every, self.fingerprint = folder, every, fingerprint
+
+    def due(self, version: int) -> bool:
+        return version % self.every == 0
+
+    def save(self, server: Server) -> None:
+        from safetensors.torch import save_file
+
+        facts, tensors = server.save()
+        text = json.dumps({**facts, "fingerprint": self.fingerprint})
+        stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        metadata = {"facts": text, "digest": _digest(text, stored)}
+        write_durably(
+            self.folder / f"{server.version:09d}.safetensors", lambda path: save_file(stored, path, metadata=metadata)
+        )
+        for old in self._paths()[2:]:
+            old.unlink()
+
+    def _paths(self) -> list[Path]:
+        """Newest first."""
+        paths = (path for path in self.folder.glob("*.safetensors") if re.fullmatch(r"\d{9}", path.stem))
+        return sorted(paths, reverse=True)
+
+    def load(self, server: Server) -> list[str]:
+        """Restore the newest whole checkpoint; returns a sentence for each that had to be passed over."""
+        passed_over = []
+        for path in self._paths():
+            try:
+                facts, tensors = self._read(path)
+            except (OSError, ValueError, KeyError) as error:
+                passed_over.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
+                path.unlink(missing_ok=True)
+                continue
+            if facts.pop("fingerprint") != self.fingerprint:
+                raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
+            server.load(facts, tensors)
+            return passed_over
+        if passed_over:
+            raise UserError(f"resume: no checkpoint in {self.folder} can be read; start the run again")
+        raise UserError(f"resume: there is no checkpoint in {self.folder}")
+
+    @staticmethod
+    def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+        if _digest(metadata["facts"], tensors) != metadata["digest"]:
+            raise ValueError("its digest does not match")
+        return json.loads(metadata["facts"]), tensors

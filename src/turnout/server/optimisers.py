@@ -1,0 +1,66 @@
+"""Server optimisers: what is done with the aggregated difference.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021 (Adagrad, Adam, Yogi without bias correction, as printed);
+Hsu, Qi and Brown, 2019 (server momentum). `Gradient` with rate 1 is plain FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from turnout.errors import UserError
+
+
+@dataclass
+class Gradient:
+    """`model <- model + lr * change`."""
+
+    lr: float = 1.0
+
+    def step(self, model: Tensor, change: Tensor) -> Tensor:
+        return model.add(change, alpha=self.lr)
+
+
+@dataclass
+class Momentum(Gradient):
+    """`v <- beta v + change; model <- model + lr v`."""
+
+    beta: float = 0.9
+    velocity: Tensor | None = field(default=None, init=False)
+
+    def step(self, model: Tensor, change: Tensor) -> Tensor:
+        self.velocity = change if self.velocity is None else self.velocity.mul(self.beta).add(change)
+        return super().step(model, self.velocity)
+
+
+@dataclass
+class Adaptive(Gradient):
+    """`m <- beta1 m + (1 - beta1) change; model <- model + lr m / (sqrt(v) + tau)`; `second` says how v grows."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    second: str = "adam"
+    mean: Tensor | None = field(default=None, init=False)
+    variance: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.tau <= 0:
+            raise UserError(f"algorithm.tau: {self.tau} must be above 0")
+
+    def step(self, model: Tensor, change: Tensor) -> Tensor:
+        mean = torch.zeros_like(model) if self.mean is None else self.mean
+        v = torch.full_like(model, self.tau**2) if self.variance is None else self.variance
+        square = change.square()
+        self.mean = mean.mul(self.beta1).add(change, alpha=1 - self.beta1)
+        if self.second == "adagrad":
+            v = v + square
+        elif self.second == "adam":
+            v = v.mul(self.beta2).add(square, alpha=1 - self.beta2)
+        else:  # yogi
+            v = v - (1 - self.beta2) * square * torch.sign(v - square)
+        self.variance = v
+        return super().step(model, self.mean / (v.sqrt() + self.tau))

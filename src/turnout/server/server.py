@@ -1,0 +1,371 @@
+"""The server: what an algorithm sees. It cannot tell a simulation from a deployment.
+
+    model  <-  model + server_lr * sum over contributing jobs i of  weight_i * (returned_i - received_i)
+
+`Server` owns the law, the rounds, evaluation and the record; how clients are reached (`invite`, `wait`, ...) is the
+business of a subclass: `Simulation` reaches them in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout import random
+from turnout.cohort.evaluate import Evaluator, distribution, sample_measures
+from turnout.cohort.plan import Plan
+from turnout.cohort.store import ClientStore
+from turnout.cohort.train import Cohort, threads
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD, Named
+from turnout.observe.observer import Event, Observer, Round
+from turnout.population.population import Population
+from turnout.server.state import Facts, load_state, nest, save_state, unnest
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.server.updates import Job, Updates
+from turnout.task import Task
+
+if TYPE_CHECKING:
+    from turnout.algorithms.algorithm import Algorithm
+    from turnout.server.checkpoint import Checkpoints
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class Keep:
+    """The type of `KEEP`."""
+
+
+KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
+ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
+
+
+class OnlineSet:
+    """Who can be invited now. Lazy: nothing is computed for clients nobody asks about."""
+
+    def __init__(self, population: Population, version: int, now: float, busy: frozenset[int] = frozenset()) -> None:
+        self._population, self._now, self._busy = population, now, busy
+        self._at = float(version) if population.availability.clock == "round" else now
+
+    def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
+        """Which of these clients are members, online and not busy with a job."""
+        ids = np.asarray(ids, np.int64)
+        population = self._population
+        here = population.members(ids, self._now) & population.availability.online(population.seed, ids, self._at)
+        if self._busy:
+            here &= ~np.isin(ids, list(self._busy))
+        return here
+
+    def sample(self, size: int, key: IntArray) -> IntArray:
+        """At most `size` distinct clients that matter, all equally likely, in O(size / share online)."""
+        everybody, tried = self._population.size, 2 * size + 16
+        while True:
+            ids = random.subset(key, min(tried, everybody), everybody)
+            found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)][:size]
+            if len(found) == size or tried >= everybody:
+                return found
+            tried *= 4
+
+    @property
+    def ids(self) -> IntArray:
+        """Everybody online: O(N)."""
+        return self._population.ids[self.contains(self._population.ids)]
+
+    @property
+    def count(self) -> int:
+        """How many are online: O(N)."""
+        return len(self.ids)
+
+
+class Server:
+    """Rounds, the law, evaluation, observers and checkpoints; see the module's docstring."""
+
+    def __init__(
+        self,
+        task: Task,
+        population: Population,
+        algorithm: Algorithm,
+        *,
+        seed: int = 0,
+        plan: Plan | None = None,
+        stopping: Stopping | None = None,
+        evaluation: Evaluation | None = None,
+        observers: Sequence[Observer] = (),
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.algorithm, self.seed = algorithm, seed
+        self.whole_population = population  # the one evaluated
+        self.population = algorithm.training_population(population)
+        self.plan = (plan or Plan()).resolve(task)
+        self.cohort = Cohort(task, population.inputs, population.targets, self.plan)
+        self.task = self.cohort.task
+        self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
+        self.observers, self.checkpoints = list(observers), checkpoints
+        self.optimiser = algorithm.optimiser()
+        self.store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
+        self.model = self.task.initial.clone()
+        self.version = 0
+        self.importance = self.population.importance_at(0.0)
+        self.heard = np.zeros(self.population.size, bool)  # whose update ever counted
+        self.measures: dict[str, float] = {}
+        self.stopped: str | None = None
+        self.begun = False
+        self._open = False  # a round is under way
+        self._evaluated_at = (-1, 0.0)  # version and time of the last evaluation
+        self._record = Round(0, 0.0, {})
+        self._weights: list[float] = []
+        self._ended: list[Job] = []
+        self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
+        self._evaluators = self._prepare_evaluation()
+
+    # -- reaching clients: a subclass knows how ---------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start: virtual in a simulation, wall in a deployment."""
+        raise NotImplementedError
+
+    def online(self) -> OnlineSet:
+        """Who can be invited now."""
+        raise NotImplementedError
+
+    def invite(
+        self, clients: ArrayLike, work: LocalSGD, model: ModelChoice = None, *, hold: bool = False, again: bool = False
+    ) -> None:
+        """Send `model` and start one job at each client; never advances the clock.
+
+        `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)` or `KEEP`. Numbers of the
+        work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`. `again` is a standing
+        invitation: the client restarts on the current model as soon as it has delivered, until cancelled.
+        """
+        raise NotImplementedError
+
+    def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
+        """Block until `count` updates are in (default: until nobody invited is left), at most `seconds`.
+
+        With `seconds` alone it is a timer and takes that long. Counts and returns successes only, at most `count`, in
+        order of (time, client); the rest stays in the inbox. `of` restricts what is counted and returned. Returns early
+        only when nobody known to be alive can still answer. Failures learnt meanwhile are in `updates.failed`.
+        """
+        raise NotImplementedError
+
+    def cancel(self, clients: ArrayLike) -> None:
+        """End the jobs of these clients: outcome `cancelled`, cost pro rata."""
+        raise NotImplementedError
+
+    def fetch(self, clients: ArrayLike) -> Updates:
+        """Bring held vectors home; blocks for the upload."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Finish what must not be left open between two rounds."""
+
+    # -- the law ----------------------------------------------------------------------------------------------
+
+    def step(self, updates: Updates, weights: ArrayLike) -> Updates:
+        """The law: move the model by the weighted sum of differences. Returns the updates that counted."""
+        weights = np.asarray(weights, np.float64)
+        if weights.shape != (len(updates),) or not np.isfinite(weights).all():
+            raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
+        names = [job.name for job in updates.jobs]
+        if len(set(names)) < len(names) or any(job.used for job in updates.jobs):
+            raise UserError("step: an update may be used once; use publish for methods that remember old ones")
+        for job in updates.jobs:
+            job.used = True
+        change = updates.weighted_sum(weights) if len(updates) else None
+        if change is not None and not bool(torch.isfinite(change).all()):
+            updates, weights = self._finite(updates, weights)
+            change = updates.weighted_sum(weights) if len(updates) else None
+        if change is None:
+            self.log("empty_round")
+        else:
+            self._set_model(self.optimiser.step(self.model, change))
+        self._close_aggregation(updates, weights)
+        return updates
+
+    def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
+        """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights` say
+        what each contributes in this round, None if the rule is not linear."""
+        if model.shape != self.model.shape or model.dtype != self.model.dtype:
+            raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
+        self._record.linear = weights is not None
+        self._set_model(model)
+        self._close_aggregation(updates, np.ones(len(updates)) if weights is None else np.asarray(weights, np.float64))
+
+    def _finite(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+        """Leave out rows with NaN or infinity: their weight is lost, and that is logged."""
+        good = torch.isfinite(updates.deltas).all(dim=1).cpu().numpy()
+        for job, fine, weight in zip(updates.jobs, good, weights, strict=True):
+            if not fine:
+                self.log("rejected_update", client=job.client, job=job.number, why="not finite", weight=float(weight))
+        return updates.select(good), weights[good]
+
+    def _set_model(self, model: Tensor) -> None:
+        if not bool(torch.isfinite(model).all()):
+            self.log("diverged")
+            self.stopped = "diverged: the model is no longer finite"
+            return
+        self.model = model
+
+    def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
+        self._record.jobs += updates.jobs
+        self._weights += weights.tolist()
+        self.heard[updates.clients[weights != 0]] = True
+        self.version += 1
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    def rounds(self) -> Iterator[int]:
+        """Rounds until the stop rule: here they are recorded, evaluated and checkpointed."""
+        while True:
+            if self._open:
+                self._close_round()
+            if self.checkpoints is not None and self.checkpoints.due(self.version):
+                for observer in self.observers:
+                    observer.on_checkpoint(self)
+                self.checkpoints.save(self)
+            self.stopped = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
+            if self.stopped:
+                return
+            self._open = True
+            yield self.version
+
+    def _close_round(self) -> None:
+        self.settle()
+        self._open = False
+        record, self._record = self._record, Round(self.version + 1, self.now, {})
+        used = {job.name for job in record.jobs}
+        for job in self._ended:
+            if job.name not in used:
+                record.jobs.append(job)
+                self._weights.append(0.0)
+        record.number, record.time = self.version, self.now
+        record.weights = np.asarray(self._weights)
+        record.staleness = np.array([self.version - 1 - job.version for job in record.jobs], np.int64)
+        contributed = record.staleness[record.weights != 0]
+        record.facts = {
+            **self._tally,
+            "used": len(contributed),
+            "heard": int(self.heard.sum()),
+            "weight": float(record.weights.sum()),
+            "staleness_mean": float(contributed.mean()) if len(contributed) else 0.0,
+            "staleness_max": int(contributed.max(initial=0)),
+        }
+        self._weights, self._ended = [], []
+        self._tally = dict.fromkeys(self._tally, 0)
+        if self.population.changes:
+            self.importance = self.population.importance_at(self.now)
+        if self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
+            record.measures = self.evaluate()
+        for observer in self.observers:
+            observer.on_round(self, record)
+        for job in record.jobs:
+            job.logged = True
+
+    def _end(self, job: Job) -> None:
+        """Count a job that has just ended."""
+        self._ended.append(job)
+        self._tally["arrived" if job.outcome == "arrived" else "cancelled" if job.outcome == "cancelled" else "failed"] += 1
+        self._tally["bytes_down"] += job.bytes[0]
+        self._tally["bytes_up"] += job.bytes[1]
+
+    def log(self, kind: str, **facts: Any) -> None:
+        """Nothing is silent."""
+        event = Event(kind, self.version, self.now, facts)
+        for observer in self.observers:
+            observer.on_event(self, event)
+
+    def run(self) -> Server:
+        """Begin (unless resumed) and run to the end."""
+        with threads(self.plan.threads), torch.no_grad():
+            for observer in self.observers:
+                observer.on_start(self)
+            if not self.begun:
+                self.evaluate()
+                self.algorithm.begin(self)
+                self.begun = True
+            self.algorithm.run(self)
+            if self._evaluated_at[0] != self.version:
+                self.evaluate()
+            for observer in self.observers:
+                observer.on_end(self)
+        return self
+
+    # -- evaluation -------------------------------------------------------------------------------------------
+
+    def _prepare_evaluation(self) -> dict[str, Evaluator]:
+        population, panel = self.whole_population, self.evaluation.clients
+        if panel is not None and panel > population.size:
+            raise UserError(f"evaluation.clients: a panel of {panel} out of {population.size} clients")
+        clients = population.ids if panel is None else np.sort(
+            random.subset(random.key(self.seed, "panel"), panel, population.size)
+        )
+        splits = {"train": population.train} if self.evaluation.train or population.test is None else {}
+        if population.test is not None:
+            splits["test"] = population.test
+        return {name: Evaluator(self.cohort, clients, index.rows(clients)) for name, index in splits.items()}
+
+    def evaluate(self) -> dict[str, float]:
+        """Federated loss and metrics over all clients (or the panel), and on the central test set; takes no time."""
+        predictor = self.algorithm.predictor()
+        measures: dict[str, float] = {}
+        for split, evaluator in self._evaluators.items():
+            if predictor is None:
+                values = evaluator.global_model(self.model)
+            else:
+                state = self.store.get(predictor.state_shapes(self.task), evaluator.clients)
+                values = evaluator.personal_models(predictor, self.model, state)
+            importance = self.whole_population.importance_at(self.now)[evaluator.clients]
+            measures |= distribution(split, values, importance, evaluator.index.counts)
+        if self.whole_population.central is not None and predictor is None:
+            inputs, targets = (self.cohort.place(part) for part in self.whole_population.central)
+            chunk = next(iter(self._evaluators.values())).chunk
+            for name, sample in sample_measures(self.task, self.model, inputs, targets, chunk).items():
+                measures[f"central_{name}"] = float(sample.mean())
+        self.measures = measures
+        self._evaluated_at = (self.version, self.now)
+        for observer in self.observers:
+            observer.on_evaluate(self, measures)
+        return measures
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def save(self) -> tuple[Facts, Named]:
+        """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
+        algorithm, algorithm_tensors = save_state(self.algorithm)
+        optimiser, optimiser_tensors = save_state(self.optimiser)
+        facts: Facts = {
+            "version": self.version,
+            "begun": self.begun,
+            "measures": self.measures,
+            "evaluated_at": self._evaluated_at,
+            "tally": self._tally,
+            "algorithm": algorithm,
+            "optimiser": optimiser,
+            "observers": [observer.save()[0] for observer in self.observers],
+        }
+        tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
+        tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
+        tensors |= nest("store", self.store.save())
+        for number, observer in enumerate(self.observers):
+            tensors |= nest(f"observer{number}", observer.save()[1])
+        return facts, tensors
+
+    def load(self, facts: Facts, tensors: Named) -> None:
+        """The inverse of `save`, into a server built with the same configuration."""
+        device = self.plan.device
+        self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
+        self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
+        self._evaluated_at, self._tally = tuple(facts["evaluated_at"]), facts["tally"]
+        load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
+        load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
+        self.store.load(unnest("store", tensors))
+        for number, observer in enumerate(self.observers):
+            observer.load(facts["observers"][number], unnest(f"observer{number}", tensors))
+        self.importance = self.population.importance_at(self.now)

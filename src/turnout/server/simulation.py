@@ -1,0 +1,419 @@
+"""The server in virtual time: an event queue, and local work computed only when its result is needed.
+
+An in-flight job depends only on the model it received, so nothing is trained until an algorithm looks at an update;
+then *all* in-flight jobs are trained with it in one call. Asynchronous methods batch as well as synchronous ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout import random
+from turnout.cohort.train import Jobs
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD, Named
+from turnout.observe.observer import Observer
+from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
+from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
+from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, LEFT, OFFLINE, Failures, Job, Updates
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class Simulation(Server):
+    """`Server` over simulated clients."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ticks = self.population.ticks_per_second
+        self._clock = 0  # ticks
+        self._events: list[tuple[int, int, int, Job]] = []  # heap of (tick, client, job number, job)
+        self._in_flight: dict[int, Job] = {}  # by client
+        self._inbox: list[Job] = []  # arrived, in order
+        self._failures: list[Job] = []  # learnt, not yet told
+        self._held: dict[int, Job] = {}  # finished, vectors still with the client
+        self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
+        self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
+        self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
+        self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
+
+    @property
+    def now(self) -> float:
+        return self._clock / self._ticks
+
+    def _to_ticks(self, seconds: FloatArray) -> IntArray:
+        return np.rint(seconds * self._ticks).astype(np.int64)
+
+    def online(self) -> OnlineSet:
+        return OnlineSet(self.population, self.version, self.now, frozenset(self._in_flight))
+
+    # -- inviting ---------------------------------------------------------------------------------------------
+
+    def invite(
+        self, clients: ArrayLike, work: LocalSGD, model: ModelChoice = None, *, hold: bool = False, again: bool = False
+    ) -> None:
+        ids = np.atleast_1d(np.asarray(clients, np.int64))
+        if not len(ids):
+            return
+        self._check_invited(ids)
+        self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
+        work, options = _split(work, len(ids))
+        jobs = self._new_jobs(ids, work, options, model, hold, again)
+        for job in jobs:
+            self._in_flight[job.client] = job
+            if job.heard:
+                heapq.heappush(self._events, (job.ends_at, job.client, job.number, job))
+        self._tally["invited"] += len(jobs)
+        for observer in self.observers:
+            observer.on_invite(self, jobs)
+
+    def _check_invited(self, ids: IntArray) -> None:
+        if ids.min() < 0 or ids.max() >= self.population.size:
+            raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
+        if len(np.unique(ids)) < len(ids):
+            raise UserError("invite: a client is named twice; a client works on one job at a time")
+        busy = [client for client in ids.tolist() if client in self._in_flight]
+        if busy:
+            raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
+
+    def _new_jobs(
+        self, ids: IntArray, work: LocalSGD, options: dict[str, FloatArray], model: ModelChoice, hold: bool, again: bool
+    ) -> list[Job]:
+        """Draw what will happen to each job: durations, crashes, absences."""
+        world = self.population
+        numbers = self._numbers[ids]
+        self._numbers[ids] += 1
+        received, versions, batches, done = self._received(ids, numbers, model)
+        down_bytes = 0 if isinstance(model, Keep) else self._wire_bytes(self.model.numel() + _sent_along(work))
+        up_bytes = 8 if hold else self._payload_bytes(work)
+        down = np.zeros(len(ids)) if isinstance(model, Keep) else world.links.download_seconds(world.seed, ids, down_bytes)
+        push = 0.0 if isinstance(model, Keep) else world.links.push_seconds(len(ids), down_bytes)
+        start = self._clock + round(push * self._ticks)
+        samples = world.counts(ids, np.full(len(ids), start / self._ticks))
+        steps = work.bind(options).num_steps(samples)
+        compute = world.devices.seconds(world.seed, ids, numbers, steps, samples) * (1 - done)
+        up = world.links.upload_seconds(world.seed, ids, up_bytes)
+
+        ends = start + np.maximum(1, self._to_ticks(down + compute + up))
+        outcome = np.full(len(ids), ARRIVED, dtype=object)
+        crashed, share = world.crashes.draw(world.seed, ids, self.version if world.crashes.clock == "round" else numbers)
+        self._interrupt(ends, outcome, CRASHED, np.where(crashed, start + self._to_ticks(down + share * compute), ends), crashed)
+        if world.availability.clock == "seconds":
+            until = world.availability.online_until(world.seed, ids, self.now)
+            self._interrupt(ends, outcome, OFFLINE, *self._before(until, ends))
+        if world.left_at is not None:
+            self._interrupt(ends, outcome, LEFT, *self._before(world.left_at[ids], ends))
+        absent = ~OnlineSet(world, self.version, self.now).contains(ids)
+        self._interrupt(ends, outcome, OFFLINE, np.full(len(ids), self._clock), absent)
+
+        spent = np.maximum(ends - start, 0) / self._ticks
+        down_spent = np.minimum(spent, down)
+        compute_spent = np.minimum(spent - down_spent, compute)
+        failed = outcome != ARRIVED
+        up_spent = np.where(failed, 0.0, up)
+        progress = done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)
+        heard = ~failed | (world.detection.kind != "none")
+        learnt = ends + np.where(failed & heard, round(world.detection.seconds * self._ticks), 0)
+        got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
+        sent = np.where(failed, 0, up_bytes)
+        names = list(options)
+        columns = zip(*(options[name].tolist() for name in names), strict=True) if names else iter([()] * len(ids))
+        return [
+            Job(c, n, v, r, work, dict(zip(names, o, strict=True)), b, self._clock, start, e, out, s, k,
+                (d, x, u), (g, w), a, p, h, hold, again)
+            for c, n, v, r, o, b, e, out, s, k, d, x, u, g, w, a, p, h in zip(
+                ids.tolist(), numbers.tolist(), versions, received, columns, batches.tolist(), learnt.tolist(), outcome,
+                samples.tolist(), steps.tolist(), down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(),
+                got.tolist(), sent.tolist(), done.tolist(), progress.tolist(), heard.tolist(), strict=True)
+        ]  # fmt: skip
+
+    @staticmethod
+    def _interrupt(
+        ends: IntArray, outcome: NDArray[Any], reason: str, at: IntArray, happens: NDArray[np.bool_]
+    ) -> None:
+        """Where the interruption happens before the end known so far, it is the end."""
+        first = happens & (at < ends)
+        ends[first], outcome[first] = at[first], reason
+
+    def _before(self, seconds: FloatArray, ends: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        sooner = seconds * self._ticks < ends
+        return np.where(sooner, np.ceil(np.where(sooner, seconds, 0) * self._ticks), ends).astype(np.int64), sooner
+
+    def _received(
+        self, ids: IntArray, numbers: IntArray, model: ModelChoice
+    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+        """What each job starts from: model, version, the key of its batches, and the share of it already done."""
+        none_done = np.zeros(len(ids))
+        if isinstance(model, Keep):
+            return self._continued(ids, numbers)
+        if isinstance(model, tuple):
+            rows, group = model[0], np.asarray(model[1], np.int64)
+            if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
+                raise UserError("invite: model=([G, P], group) needs G models of the task's size and a group a client")
+            unique = {g: rows[g] for g in np.unique(group).tolist()}
+            return [unique[g] for g in group.tolist()], [self.version] * len(ids), numbers, none_done
+        vector = self.model if model is None else model
+        if vector.shape != self.model.shape:
+            raise UserError(f"invite: a model of shape {tuple(self.model.shape)} is needed, not {tuple(vector.shape)}")
+        return [vector] * len(ids), [self.version] * len(ids), numbers, none_done
+
+    def _continued(
+        self, ids: IntArray, numbers: IntArray
+    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+        if not self.algorithm.keeps_local_models:
+            raise UserError("invite: KEEP needs an algorithm that declares keeps_local_models = True")
+        missing = [client for client in ids.tolist() if client not in self._kept]
+        if missing:
+            raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
+        last = [self._kept[client] for client in ids.tolist()]
+        self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
+        models, batches, done = [], numbers.copy(), np.zeros(len(ids))
+        for i, job in enumerate(last):
+            if job.outcome == ARRIVED:
+                assert job.local is not None
+                models.append(job.local[0][job.local[1]])
+            else:  # an interrupted job goes on where it stopped
+                models.append(job.received)
+                batches[i], done[i] = job.batches, job.progress
+        return models, [job.version for job in last], batches, done
+
+    def _wire_bytes(self, numbers: int) -> int:
+        """Bytes of that many parameters on the wire."""
+        if self.population.model_bytes is None:
+            return numbers * self.model.element_size()
+        return round(self.population.model_bytes * numbers / self.model.numel())
+
+    def _payload_bytes(self, work: LocalSGD) -> int:
+        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.payload_shapes(self.task).values()))
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
+        wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
+        close = None if seconds is None else self._clock + int(self._to_ticks(np.asarray(seconds)))
+        timer = count is None and close is not None
+        ready = sum(wanted is None or job.client in wanted for job in self._inbox)
+        expected = sum(wanted is None or client in wanted for client in self._in_flight)  # known to be alive
+        while timer or (expected and (count is None or ready < count)):
+            if not self._events and close is None:
+                raise UserError(
+                    f"wait: {len(self._in_flight)} jobs will never be heard of again; "
+                    "set population.detection to oracle or heartbeat, or give the wait a time limit"
+                )
+            if not self._events or (close is not None and self._events[0][0] > close):
+                assert close is not None
+                self._clock = max(self._clock, close)
+                break
+            job = self._next_event()
+            if job is not None and (wanted is None or job.client in wanted):
+                ready += job.outcome == ARRIVED
+                expected -= not job.again
+        taken = self._take(self._inbox, wanted, count)
+        failed = self._take(self._failures, wanted, None)
+        for job in taken:
+            if job.hold:
+                self._held[job.client] = job
+        return self._updates(taken, Failures(failed))
+
+    @staticmethod
+    def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
+        """Remove the first `count` wanted jobs from the list."""
+        if wanted is None:
+            taken = waiting[:count]
+            del waiting[: len(taken)]
+            return taken
+        taken, left = [], []
+        for job in waiting:
+            fits = job.client in wanted and (count is None or len(taken) < count)
+            (taken if fits else left).append(job)
+        waiting[:] = left
+        return taken
+
+    def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
+        return Updates(list(jobs), self._train, self.version, self._ticks, failed)
+
+    def _next_event(self) -> Job | None:
+        """Advance to the next event; the job that ended, unless it was cancelled before."""
+        tick, client, _, job = heapq.heappop(self._events)
+        if self._in_flight.get(client) is not job:  # cancelled meanwhile
+            return None
+        self._clock = max(self._clock, tick)
+        del self._in_flight[client]
+        self._end(job)
+        if self.algorithm.keeps_local_models:
+            self._kept[client] = job
+        success = job.outcome == ARRIVED
+        (self._inbox if success else self._failures).append(job)
+        if success and job.work.state_shapes(self.task):
+            self._unsettled[client] = job
+            if job.state is not None:
+                self._commit([job])
+        for observer in self._arrival_hooks:
+            observer.on_arrival(self, job)
+        if job.again:
+            work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
+            self.invite([client], work, again=True)
+        return job
+
+    def cancel(self, clients: ArrayLike) -> None:
+        for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
+            self._held.pop(client, None)
+            job = self._in_flight.pop(client, None)
+            if job is None:
+                continue
+            elapsed = max(0, self._clock - job.starts_at) / self._ticks
+            down, compute, up = job.seconds
+            got, worked = min(elapsed, down), min(max(0.0, elapsed - down), compute)
+            job.seconds = (got, worked, min(max(0.0, elapsed - down - compute), up))
+            job.bytes = (round(job.bytes[0] * (got / down if down else 1)), 0)
+            if compute:
+                job.progress = job.done + (job.progress - job.done) * worked / compute
+            job.outcome, job.ends_at, job.again = CANCELLED, self._clock, False
+            job.result = job.state = job.local = None
+            if self.algorithm.keeps_local_models:
+                self._kept[client] = job
+            self._end(job)
+
+    def fetch(self, clients: ArrayLike) -> Updates:
+        ids = np.atleast_1d(np.asarray(clients, np.int64))
+        missing = [client for client in ids.tolist() if client not in self._held]
+        if missing:
+            raise UserError(f"fetch: client {missing[0]} holds no update")
+        jobs = [self._held.pop(client) for client in ids.tolist()]
+        sizes = np.array([self._payload_bytes(job.work) for job in jobs])
+        seconds = self.population.links.upload_seconds(self.population.seed, ids, sizes)
+        arrives = self._clock + self._to_ticks(seconds)
+        for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
+            job.hold, job.ends_at = False, tick
+            job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
+            self._tally["bytes_up"] += size
+        home = int(arrives.max(initial=self._clock))
+        while self._events and self._events[0][0] <= home:
+            self._next_event()
+        self._clock = home
+        return self._updates(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
+
+    # -- computing --------------------------------------------------------------------------------------------
+
+    def _train(self, needed: Sequence[Job]) -> None:
+        """Compute the results of `needed` and, with them, of every job in flight that will bring one."""
+        missing = {job.name: job for job in needed if job.result is None}
+        if not missing:
+            return
+        ahead = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
+        room = self.plan.results_kept(self.task, needed[0].work)
+        for job in ahead:
+            if len(missing) >= room:
+                break
+            if job.outcome == ARRIVED and job.result is None:
+                missing.setdefault(job.name, job)
+        groups: dict[Any, list[Job]] = {}
+        for job in missing.values():
+            groups.setdefault((_signature(job.work), tuple(job.options)), []).append(job)
+        for jobs in groups.values():
+            self._train_alike(jobs)
+
+    def _train_alike(self, jobs: list[Job]) -> None:
+        """Train jobs that share their local work: one cohort, possibly from different versions."""
+        work = jobs[0].work
+        clients = np.array([job.client for job in jobs], np.int64)
+        models: dict[int, tuple[int, Tensor]] = {}
+        received = np.array([models.setdefault(id(j.received), (len(models), j.received))[0] for j in jobs], np.int64)
+        batches = np.array([job.batches for job in jobs], np.int64)
+        trained = self.cohort.train(
+            Jobs(
+                work,
+                random.key(self.seed, "local work", clients, batches),
+                torch.stack([model for _, model in models.values()]),
+                received,
+                self.population.samples(clients, np.array([job.starts_at for job in jobs]) / self._ticks),
+                {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options},
+                self.store.get(work.state_shapes(self.task), clients),
+            ),
+            keep_params=self.algorithm.keeps_local_models,
+        )
+        for row, job in enumerate(jobs):
+            job.result = (trained.payload, row)
+            job.state = (trained.state, row) if trained.state else None
+            job.local = (trained.local["params"], row) if trained.local else None
+        self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
+
+    def _commit(self, jobs: list[Job]) -> None:
+        """Make the new state of clients whose jobs have ended on the clock theirs."""
+        for job in jobs:
+            assert job.state is not None
+            state, row = job.state
+            self.store.put(np.array([job.client]), {name: values[row : row + 1] for name, values in state.items()})
+            job.state = None
+            del self._unsettled[job.client]
+
+    def settle(self) -> None:
+        self._train(list(self._unsettled.values()))
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def save(self) -> tuple[Facts, Named]:
+        facts, tensors = super().save()
+        places = {
+            "in_flight": list(self._in_flight.values()),
+            "inbox": self._inbox,
+            "failures": self._failures,
+            "held": list(self._held.values()),
+            "kept": list(self._kept.values()),
+            "ended": self._ended,
+        }
+        every = {id(job): job for jobs in places.values() for job in jobs}
+        position = {name: number for number, name in enumerate(every)}
+        jobs, job_tensors = save_jobs(list(every.values()))
+        facts["clock"], facts["jobs"] = self._clock, jobs
+        facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
+        return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
+
+    def load(self, facts: Facts, tensors: Named) -> None:
+        self._clock = facts["clock"]
+        super().load(facts, tensors)
+        self._numbers = tensors["numbers"].numpy().copy()
+        every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
+        places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
+        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
+        self._in_flight, self._held, self._kept = (
+            {job.client: job for job in places[place]} for place in ("in_flight", "held", "kept")
+        )
+        self._events = [(job.ends_at, job.client, job.number, job) for job in self._in_flight.values() if job.heard]
+        heapq.heapify(self._events)
+
+
+def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
+    return np.divide(part, whole, out=np.ones_like(part), where=whole > 0)
+
+
+def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
+    """Separate the numbers that are the same for all from those given as arrays over the invited."""
+    options = {}
+    for part in fields(work):
+        value = getattr(work, part.name)
+        if isinstance(value, np.ndarray):
+            if value.shape != (count,):
+                raise UserError(f"local.{part.name}: {value.size} values for {count} invited clients")
+            options[part.name] = np.asarray(value, np.float64)
+    return work.bind(dict.fromkeys(options, 0)), options
+
+
+def _signature(work: LocalSGD) -> tuple[Any, ...]:
+    """Equal for works that compute the same thing: numbers by value, tensors by identity."""
+    values = (getattr(work, part.name) for part in fields(work))
+    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in values)
+
+
+def _sent_along(work: LocalSGD) -> int:
+    """Numbers sent with the model: the tensors a work carries."""
+    return sum(v.numel() for v in (getattr(work, part.name) for part in fields(work)) if isinstance(v, Tensor))

@@ -1,0 +1,61 @@
+"""When a run ends, and when it is evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.errors import UserError
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Stop at whichever comes first: so many rounds, so much virtual time, or a measure that has reached its target."""
+
+    rounds: int | None = 100
+    seconds: float | None = None
+    target: float | None = None  # of `measure`: a loss at most this, anything else at least this
+    measure: str = "test_accuracy"
+
+    def __post_init__(self) -> None:
+        if self.rounds is None and self.seconds is None:
+            raise UserError("run: give run.rounds or run.seconds, or the run never ends")
+        for name in ("rounds", "seconds"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UserError(f"run.{name}: {value} must be at least 0")
+
+    def reason(self, version: int, now: float, measures: dict[str, float]) -> str | None:
+        """Why the run is over, or None."""
+        if self.rounds is not None and version >= self.rounds:
+            return f"{self.rounds} rounds"
+        if self.seconds is not None and now >= self.seconds:
+            return f"{self.seconds:g} virtual seconds"
+        if self.target is not None:
+            if self.measure not in measures:
+                raise UserError(f"run.measure: {self.measure!r} is not measured; known: {', '.join(sorted(measures))}")
+            value = measures[self.measure]
+            if value <= self.target if "loss" in self.measure else value >= self.target:
+                return f"{self.measure} reached {value:.4g}"
+        return None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluate every so many rounds or virtual seconds (and always at the end), on all clients or a fixed panel."""
+
+    rounds: int | None = 1
+    seconds: float | None = None
+    clients: int | None = None  # size of the panel; None: all clients
+    train: bool = True  # also the training loss, the objective itself
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "seconds", "clients"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"evaluation.{name}: {value} must be above 0")
+
+    def due(self, version: int, now: float, last: float) -> bool:
+        """Whether this round is evaluated; `last` is the virtual time of the evaluation before."""
+        if self.seconds is not None:
+            return now // self.seconds > last // self.seconds
+        return self.rounds is not None and version % self.rounds == 0

@@ -1,0 +1,207 @@
+"""A task: a plain `torch.nn.Module`, a loss for each sample, and what to measure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from turnout.cohort.flat import Layout
+from turnout.errors import UserError, unknown
+from turnout.models import find_batchnorm
+from turnout.random import GOLDEN, mix
+
+SampleFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> [B]
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none"))
+
+
+def _nll(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.nll_loss(outputs.movedim(-1, 1), targets, reduction="none"))
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs - targets.view_as(outputs)).square())
+
+
+def _hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)))
+
+
+def _squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)).square())
+
+
+def _class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs.argmax(-1) == targets).to(torch.float32))
+
+
+def _sign_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs * targets.view_as(outputs) > 0).to(torch.float32))
+
+
+LOSSES: dict[str, tuple[SampleFunction, dict[str, SampleFunction]]] = {
+    "cross_entropy": (_cross_entropy, {"accuracy": _class_accuracy}),
+    "nll": (_nll, {"accuracy": _class_accuracy}),
+    "mse": (_mse, {}),
+    "hinge": (_hinge, {"accuracy": _sign_accuracy}),
+    "squared_hinge": (_squared_hinge, {"accuracy": _sign_accuracy}),
+}
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of a key and the position in the batch, so that a client draws the same mask
+    whoever trains beside it. The key arrives as a buffer through `functional_call`."""
+
+    key: Tensor
+
+    def __init__(self, probability: float, channels: bool) -> None:
+        super().__init__()
+        self.probability = probability
+        self.channels = channels  # drop whole channels, as nn.Dropout2d does
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else x.shape
+        count = 1
+        for side in shape:
+            count *= side
+        draws = mix(self.key + torch.arange(1, count + 1, device=x.device) * GOLDEN)
+        kept = ((draws >> 40) & 0xFFFFFF) >= round(self.probability * (1 << 24))
+        return x * kept.view(shape) / (1 - self.probability)
+
+
+def _key_dropout(module: nn.Module, prefix: str = "") -> None:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            setattr(module, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
+        elif isinstance(getattr(child, "dropout", None), float) and child.dropout > 0:
+            raise UserError(f"model: layer {path} draws its own dropout, which cannot be replayed; set its dropout to 0 "
+                            "and add an nn.Dropout layer")
+        else:
+            _key_dropout(child, f"{path}.")
+
+
+class Task:
+    """Model + per-sample loss + metrics.
+
+    >>> task = Task(torch.nn.Linear(64, 10), loss="cross_entropy")
+    >>> losses = task.losses(task.initial, inputs, targets)         # [B]
+
+    `model` is a module, or a function without arguments that builds one (then `seed` fixes its initial weights).
+    `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns one value a sample.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: str | SampleFunction = "cross_entropy",
+        metrics: Mapping[str, SampleFunction] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = model()
+        offender = find_batchnorm(model)
+        if offender is not None:
+            raise UserError(
+                f"model: layer {offender} is BatchNorm, whose running statistics cannot be averaged over clients; "
+                "convert the model once with turnout.models.batchnorm_to_groupnorm(model)"
+            )
+        self.module = copy.deepcopy(model)
+        _key_dropout(self.module)
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise unknown("task.loss", loss, LOSSES)
+            self.loss, default_metrics = LOSSES[loss]
+        else:
+            self.loss, default_metrics = loss, {}
+        self.metrics = dict(default_metrics if metrics is None else metrics)
+        self.layout = Layout(self.module)
+        if self.layout.size == 0:
+            raise UserError("model: it has no parameters to train")
+        self.initial = self.layout.flatten(dict(self.module.named_parameters()))
+        self.module.requires_grad_(False)
+        self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
+        self._dropout = [f"{n}.key" if n else "key" for n, m in self.module.named_modules() if isinstance(m, KeyedDropout)]
+
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
+        """The same task on another device or in another precision."""
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        moved.initial = self.initial.to(device=device, dtype=dtype)
+        return moved
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        return self.layout.size
+
+    def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """Model outputs for flat parameters [P]. With a key (int64 scalar) the model is in training mode."""
+        if self.module.training != (key is not None):
+            self.module.train(key is not None)
+        named: dict[str, Any] = self.layout.unflatten(params)
+        if key is not None:
+            for number, name in enumerate(self._dropout, 1):
+                named[name] = mix(key ^ number)
+        return functional_call(self.module, named, (inputs,))
+
+    def losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+        """`[B]` loss of each sample."""
+        losses = self.loss(self.outputs(params, inputs, key), targets)
+        if losses.ndim != 1 or len(losses) != len(inputs):
+            raise UserError(f"task.loss: must return one value a sample, shape ({len(inputs)},), not {tuple(losses.shape)}")
+        return losses
+
+    def gradient(self, objective: Callable[[Tensor], Tensor], params: Tensor) -> Tensor:
+        """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
+        if self.vectorised:
+            return grad(objective)(params)
+        with torch.enable_grad():
+            leaf = params.detach().requires_grad_()
+            return torch.autograd.grad(objective(leaf), leaf)[0]
+
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """`[B]` loss and metrics of each sample, by name."""
+        return {"loss": self.loss(outputs, targets), **{name: metric(outputs, targets) for name, metric in self.metrics.items()}}
+
+    @torch.no_grad()
+    def activations(self, sample: Tensor) -> int:
+        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts the data."""
+        total = 0
+
+        def count(_module: nn.Module, _inputs: object, output: object) -> None:
+            nonlocal total
+            total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
+
+        hooks = [module.register_forward_hook(count) for module in self.module.modules()]
+        try:
+            self.outputs(self.initial, sample)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"model: it cannot process an input of shape {tuple(sample.shape[1:])}: {reason}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return total
+
+    def state_dict(self, params: Tensor) -> dict[str, Tensor]:
+        """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""
+        named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
+        return {name: named.get(name, value) for name, value in self.module.state_dict().items()}

@@ -1,0 +1,44 @@
+"""Ragged rows against plain lists of lists."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnout.population.ragged import Ragged
+
+ROWS = st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_size=8)
+
+
+@given(ROWS)
+def test_rows_come_back(rows: list[list[int]]) -> None:
+    ragged = Ragged.from_rows(rows)
+    assert len(ragged) == len(rows)
+    assert ragged.counts.tolist() == [len(row) for row in rows]
+    assert [ragged.row(i).tolist() for i in range(len(rows))] == rows
+
+
+def test_no_rows_at_all() -> None:
+    ragged = Ragged.from_rows([])
+    assert len(ragged) == 0 and len(ragged.values) == 0 and ragged.offsets.tolist() == [0]
+
+
+@given(ROWS, st.data())
+def test_selected_rows_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    chosen = Ragged.from_rows(rows).rows(np.array(ids, np.int64))
+    assert [chosen.row(i).tolist() for i in range(len(ids))] == [rows[i] for i in ids]
+
+
+@given(st.lists(st.integers(-2, 4), max_size=30))
+def test_from_owner_groups_items_in_order(owner: list[int]) -> None:
+    ragged = Ragged.from_owner(owner, 5)
+    assert [ragged.row(i).tolist() for i in range(5)] == [[j for j, o in enumerate(owner) if o == i] for i in range(5)]
+
+
+@given(ROWS, st.integers(1, 8))
+def test_padding_repeats_the_first_value_or_zero(rows: list[list[int]], width: int) -> None:
+    padded = Ragged.from_rows(rows).padded(np.arange(len(rows)), width)
+    expected = [(row + [row[0] if row else 0] * width)[:width] for row in rows]
+    assert padded.tolist() == expected
