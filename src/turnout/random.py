@@ -60,7 +60,7 @@ def bits(keys: ArrayLike, count: int) -> IntArray:
 
 def uniform(keys: ArrayLike, count: int) -> FloatArray:
     """`[..., count]` float64 in [0, 1)."""
-    return ((bits(keys, count) >> 11) & ((1 << 53) - 1)) * 2.0**-53
+    return cast(FloatArray, ((bits(keys, count) >> 11) & ((1 << 53) - 1)) * 2.0**-53)
 
 
 def normal(keys: ArrayLike, count: int) -> FloatArray:
@@ -75,7 +75,7 @@ def exponential(keys: ArrayLike, count: int) -> FloatArray:
 
 def integers(keys: ArrayLike, count: int, high: ArrayLike) -> IntArray:
     """`[..., count]` integers in [0, high); the bias is below high * 2**-53."""
-    return (uniform(keys, count) * np.asarray(high)[..., None]).astype(np.int64)
+    return cast(IntArray, (uniform(keys, count) * np.asarray(high)[..., None]).astype(np.int64))
 
 
 def permutation(keys: ArrayLike, size: int) -> IntArray:

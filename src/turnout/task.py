@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +79,8 @@ class KeyedDropout(nn.Module):
         count = 1
         for side in shape:
             count *= side
-        draws = mix(self.key + torch.arange(1, count + 1, device=x.device) * GOLDEN)
-        kept = ((draws >> 40) & 0xFFFFFF) >= round(self.probability * (1 << 24))
+        draws: Tensor = mix(self.key + torch.arange(1, count + 1, device=x.device) * GOLDEN)
+        kept: Tensor = ((draws >> 40) & 0xFFFFFF) >= round(self.probability * (1 << 24))
         return x * kept.view(shape) / (1 - self.probability)
 
 
@@ -89,9 +89,11 @@ def _key_dropout(module: nn.Module, prefix: str = "") -> None:
         path = f"{prefix}{name}"
         if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             setattr(module, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
-        elif isinstance(getattr(child, "dropout", None), float) and child.dropout > 0:
-            raise UserError(f"model: layer {path} draws its own dropout, which cannot be replayed; set its dropout to 0 "
-                            "and add an nn.Dropout layer")
+        elif isinstance(own := getattr(child, "dropout", None), float) and own > 0:
+            raise UserError(
+                f"model: layer {path} draws its own dropout, which cannot be replayed; set its dropout to 0 "
+                "and add an nn.Dropout layer"
+            )
         else:
             _key_dropout(child, f"{path}.")
 
@@ -138,7 +140,8 @@ class Task:
         self.initial = self.layout.flatten(dict(self.module.named_parameters()))
         self.module.requires_grad_(False)
         self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
-        self._dropout = [f"{n}.key" if n else "key" for n, m in self.module.named_modules() if isinstance(m, KeyedDropout)]
+        layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
+        self._dropout = [f"{name}.key" if name else "key" for name in layers]
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
@@ -160,26 +163,28 @@ class Task:
         if key is not None:
             for number, name in enumerate(self._dropout, 1):
                 named[name] = mix(key ^ number)
-        return functional_call(self.module, named, (inputs,))
+        outputs: Tensor = functional_call(self.module, named, (inputs,))
+        return outputs
 
     def losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
         """`[B]` loss of each sample."""
         losses = self.loss(self.outputs(params, inputs, key), targets)
         if losses.ndim != 1 or len(losses) != len(inputs):
-            raise UserError(f"task.loss: must return one value a sample, shape ({len(inputs)},), not {tuple(losses.shape)}")
+            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(losses.shape)}")
         return losses
 
     def gradient(self, objective: Callable[[Tensor], Tensor], params: Tensor) -> Tensor:
         """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
         if self.vectorised:
-            return grad(objective)(params)
+            return cast(Tensor, grad(objective)(params))
         with torch.enable_grad():
             leaf = params.detach().requires_grad_()
             return torch.autograd.grad(objective(leaf), leaf)[0]
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """`[B]` loss and metrics of each sample, by name."""
-        return {"loss": self.loss(outputs, targets), **{name: metric(outputs, targets) for name, metric in self.metrics.items()}}
+        functions = {"loss": self.loss, **self.metrics}
+        return {name: function(outputs, targets) for name, function in functions.items()}
 
     @torch.no_grad()
     def activations(self, sample: Tensor) -> int:
@@ -194,8 +199,8 @@ class Task:
         try:
             self.outputs(self.initial, sample)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"model: it cannot process an input of shape {tuple(sample.shape[1:])}: {reason}") from error
+            shape, reason = tuple(sample.shape[1:]), str(error).splitlines()[0]
+            raise UserError(f"model: it cannot process an input of shape {shape}: {reason}") from error
         finally:
             for hook in hooks:
                 hook.remove()

@@ -24,17 +24,24 @@ SMALL = {
 @pytest.mark.parametrize("name", list(SMALL))
 def test_the_seed_decides_everything(name: str) -> None:
     first, again, other = (load(name, **SMALL[name], seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.inputs, again.inputs) and torch.equal(first.targets, again.targets)
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.targets, again.targets)
     assert not torch.equal(first.targets, other.targets)
 
 
 def test_synthetic_shapes_and_labels() -> None:
     data = load("synthetic", clients=20, max_samples=100)
-    assert data.num_classes == 10 and data.inputs.shape[1] == 60
-    assert data.inputs.dtype == torch.float32 and data.targets.dtype == torch.int64
-    assert data.groups is not None and data.test_groups is not None and data.test_inputs is not None
+    assert data.num_classes == 10
+    assert data.inputs.shape[1] == 60
+    assert data.inputs.dtype == torch.float32
+    assert data.targets.dtype == torch.int64
+    assert data.groups is not None
+    assert data.test_groups is not None
+    assert data.test_inputs is not None
     sizes = np.bincount(data.groups) + np.bincount(data.test_groups)
-    assert len(sizes) == 20 and sizes.min() >= 50 and sizes.max() <= 100
+    assert len(sizes) == 20
+    assert sizes.min() >= 50
+    assert sizes.max() <= 100
     np.testing.assert_array_equal(np.bincount(data.test_groups), np.rint(0.2 * sizes))
     weights, biases = fact(data, "weights")[data.groups], fact(data, "biases")[data.groups]
     scores = np.einsum("nd,ndc->nc", data.inputs.numpy().astype(np.float64), weights) + biases
@@ -53,9 +60,11 @@ def test_synthetic_moments() -> None:
 
 def test_synthetic_sizes_are_lognormal() -> None:
     data = load("synthetic", clients=500, dims=1, classes=2, test_fraction=0.0)
-    assert data.groups is not None and data.test_inputs is None
+    assert data.groups is not None
+    assert data.test_inputs is None
     logs = np.log(np.bincount(data.groups) - 50 + 0.5)
-    assert logs.mean() == pytest.approx(4, abs=0.3) and logs.std() == pytest.approx(2, abs=0.2)
+    assert logs.mean() == pytest.approx(4, abs=0.3)
+    assert logs.std() == pytest.approx(2, abs=0.2)
 
 
 def test_synthetic_iid_shares_one_rule() -> None:
@@ -73,14 +82,21 @@ def test_synthetic_clients_do_not_depend_on_how_many_there_are() -> None:
 
 def test_linear_mixture() -> None:
     data = load("linear_mixture", clients=40, dims=20, max_samples=300, test_samples=30)
-    assert data.num_classes == 2 and data.targets.dtype == torch.int64 and data.inputs.dtype == torch.float32
-    assert -1 <= data.inputs.min() < -0.9 and 0.9 < data.inputs.max() <= 1
-    assert data.groups is not None and data.test_groups is not None
+    assert data.num_classes == 2
+    assert data.targets.dtype == torch.int64
+    assert data.inputs.dtype == torch.float32
+    assert -1 <= data.inputs.min() < -0.9
+    assert 0.9 < data.inputs.max() <= 1
+    assert data.groups is not None
+    assert data.test_groups is not None
     sizes = np.bincount(data.groups)
-    assert sizes.min() >= 50 and sizes.max() <= 300
+    assert sizes.min() >= 50
+    assert sizes.max() <= 300
     assert np.bincount(data.test_groups).tolist() == [30] * 40
     theta, weights, origin = (fact(data, name) for name in ("components", "weights", "component_of"))
-    assert theta.shape == (3, 20) and weights.shape == (40, 3) and origin.shape == data.groups.shape
+    assert theta.shape == (3, 20)
+    assert weights.shape == (40, 3)
+    assert origin.shape == data.groups.shape
     np.testing.assert_allclose(weights.sum(1), 1)
     large = np.flatnonzero(sizes > 250)
     for client in large:
@@ -94,16 +110,23 @@ def test_linear_mixture() -> None:
 
 def test_linear_mixture_hard_gives_one_component_a_client() -> None:
     data = load("linear_mixture", hard=True, clients=30, dims=5, max_samples=60, test_samples=0)
-    assert data.test_inputs is None and data.test_groups is None and data.groups is not None
+    assert data.test_inputs is None
+    assert data.test_groups is None
+    assert data.groups is not None
     weights, origin = fact(data, "weights"), fact(data, "component_of")
-    assert set(weights.ravel().tolist()) == {0.0, 1.0} and (weights.sum(1) == 1).all()
-    assert (weights[data.groups, origin] == 1).all() and len(set(origin.tolist())) == 3
+    assert set(weights.ravel().tolist()) == {0.0, 1.0}
+    assert (weights.sum(1) == 1).all()
+    assert (weights[data.groups, origin] == 1).all()
+    assert len(set(origin.tolist())) == 3
 
 
 def test_quadratics_know_their_optimum() -> None:
     data = load("quadratics", optima=[0, 1, 2, 3], importance=[0.4, 0.3, 0.2, 0.1])
-    assert data.inputs.tolist() == [[1]] * 4 and data.targets.tolist() == [[0], [1], [2], [3]]
-    assert data.groups is not None and data.groups.tolist() == [0, 1, 2, 3] and data.num_classes is None
+    assert data.inputs.tolist() == [[1]] * 4
+    assert data.targets.tolist() == [[0], [1], [2], [3]]
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 1, 2, 3]
+    assert data.num_classes is None
     assert fact(data, "optimum") == pytest.approx([1.0])  # client-sampling.md, 4.5
     curved = load("quadratics", optima=[0, 1, 2, 3], importance=[4, 3, 2, 1], curvatures=[1, 2, 0.5, 4])
     assert fact(curved, "optimum") == pytest.approx([4 / 3])  # O19
@@ -114,10 +137,11 @@ def test_quadratics_gradient_vanishes_at_the_optimum() -> None:
     data = load(
         "quadratics", clients=6, dims=3, curvatures=[1, 2, 3, 4, 5, 6], importance=[6, 5, 4, 3, 2, 1], samples=2
     )
-    assert data.inputs.shape == (12, 1) and data.targets.shape == (12, 3)
+    assert data.inputs.shape == (12, 1)
+    assert data.targets.shape == (12, 3)
     theta = torch.tensor(fact(data, "optimum"), requires_grad=True)
     losses = data.inputs[:, 0] / 2 * (theta - data.targets).square().sum(1)
     loss = torch.tensor(fact(data, "importance")) @ losses.view(6, 2).mean(1)
-    loss.backward()
-    assert theta.grad is not None and theta.grad.abs().max() < 1e-6
+    (gradient,) = torch.autograd.grad(loss, theta)
+    assert gradient.abs().max() < 1e-6
     assert loss.item() == pytest.approx(data.facts["optimal_loss"])

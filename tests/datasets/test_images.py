@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_files import Refused, idx, pixels, sheet, write
+from numpy.typing import NDArray
+from tiny_files import Refused, idx, pixels, save_npz, sheet, write
 
 from turnout.datasets import load
 from turnout.datasets.mnist import IDX
@@ -35,11 +37,14 @@ def test_idx(name: str, place: str, suffix: str, tmp_path: Path) -> None:
     write_idx(tmp_path / place, suffix)
     data = load(name, folder=tmp_path, normalise="raw")
     assert (data.name, data.num_classes, data.groups) == (name, 10, None)
-    assert data.inputs.shape == (4, 1, 28, 28) and data.inputs.dtype == torch.float32
-    assert data.test_inputs is not None and data.test_targets is not None
+    assert data.inputs.shape == (4, 1, 28, 28)
+    assert data.inputs.dtype == torch.float32
+    assert data.test_inputs is not None
+    assert data.test_targets is not None
     np.testing.assert_array_equal(data.inputs[:, 0], DIGITS[:4])
     np.testing.assert_array_equal(data.test_inputs[:, 0], DIGITS[4:])
-    assert data.targets.tolist() == [3, 1, 4, 1] and data.test_targets.tolist() == [5, 9]
+    assert data.targets.tolist() == [3, 1, 4, 1]
+    assert data.test_targets.tolist() == [5, 9]
     assert data.targets.dtype == torch.int64
 
 
@@ -71,34 +76,37 @@ def test_normalise(tmp_path: Path) -> None:
 
 def test_mnist_archive_with_writers(tmp_path: Path) -> None:
     arrays = {"x_train": DIGITS[:4], "y_train": LABELS[:4], "x_test": DIGITS[4:], "y_test": LABELS[4:]}
-    np.savez(tmp_path / "mnist.npz", **arrays)
+    save_npz(tmp_path / "mnist.npz", **arrays)
     assert load("mnist", folder=tmp_path).groups is None
-    np.savez(tmp_path / "mnist.npz", **arrays, writer_train=np.array([70, 5, 70, 9], np.int16))
+    save_npz(tmp_path / "mnist.npz", **arrays, writer_train=np.array([70, 5, 70, 9], np.int16))
     data = load("mnist", folder=tmp_path, normalise="raw")
-    assert data.groups is not None and data.groups.tolist() == [2, 0, 2, 1] and data.groups.dtype == np.int64
-    assert data.facts["clients"] == [5, 9, 70] and data.test_groups is None
+    assert data.groups is not None
+    assert data.groups.tolist() == [2, 0, 2, 1]
+    assert data.groups.dtype == np.int64
+    assert data.facts["clients"] == [5, 9, 70]
+    assert data.test_groups is None
     np.testing.assert_array_equal(data.inputs[:, 0], DIGITS[:4])
 
 
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, refused: Refused) -> None:
     arrays = {"x_train": DIGITS[:4], "y_train": LABELS[:4], "x_test": DIGITS[4:], "y_test": LABELS[4:]}
     path = tmp_path / "mnist.npz"
-    np.savez(path, **arrays, writer_train=np.array([1, 2]))
+    save_npz(path, **arrays, writer_train=np.array([1, 2]))
     with refused("mnist", path, "4 images but 2 writers"):
         load("mnist", folder=tmp_path)
-    np.savez(path, **(arrays | {"y_train": LABELS[:3]}))
+    save_npz(path, **(arrays | {"y_train": LABELS[:3]}))
     with refused("mnist", "4 images", "[3]"):
         load("mnist", folder=tmp_path)
-    np.savez(path, **(arrays | {"y_train": LABELS[:4] + 9}))
+    save_npz(path, **(arrays | {"y_train": LABELS[:4] + 9}))
     with refused("mnist", "0 to 9"):
         load("mnist", folder=tmp_path)
-    np.savez(path, **(arrays | {"x_train": DIGITS[:4] / 255}))
+    save_npz(path, **(arrays | {"x_train": DIGITS[:4] / 255}))
     with refused("mnist", "float64", "bytes"):
         load("mnist", folder=tmp_path)
-    np.savez(path, x_train=DIGITS)
+    save_npz(path, x_train=DIGITS)
     with refused("mnist", path, "no array y_train", "x_train"):
         load("mnist", folder=tmp_path)
-    np.savez(path, **(arrays | {"x_train": np.array([{}], object)}))
+    save_npz(path, **(arrays | {"x_train": np.array([{}], object)}))
     with refused("mnist", path, "pickled"):
         load("mnist", folder=tmp_path)
     for content in (path.read_bytes()[:-30], b"", b"PK\x03\x04", b"hello"):
@@ -115,9 +123,11 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, refused: Refused) -> 
         (idx(DIGITS)[:9], "not an idx file"),
         (b"", "not an idx file"),
         (b"\0\0\x0d\x01", "not an idx file"),
-        (b"\0\0\x08\x00\x07", "shape []"),
+        (b"\0\0\x08\x00\x07", "[]"),
         (idx(DIGITS[:3]), "3 images"),
         (idx(DIGITS[:, 0]), "[6, 28]"),
+        (idx(DIGITS[:4, 1:]), "[4, 27, 28] and [2, 28, 28]"),
+        (idx(DIGITS[:0]), "[0, 1, 28, 28]"),
     ],
 )
 def test_a_damaged_idx_file_is_one_sentence(content: bytes, words: str, tmp_path: Path, refused: Refused) -> None:
@@ -151,7 +161,7 @@ def test_nothing_there_is_one_sentence(tmp_path: Path, refused: Refused) -> None
 COLOURS, CLASSES = pixels(12, 3, 32, 32), np.arange(12, dtype=np.uint8) % 10
 
 
-def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
+def records(images: NDArray[np.uint8], *labels: NDArray[np.uint8]) -> bytes:
     return np.concatenate([np.stack(labels, axis=1), images.reshape(len(images), -1)], axis=1).tobytes()
 
 
@@ -166,17 +176,19 @@ def write_sheets(folder: Path) -> None:
     for i in range(5):
         sheet(folder / f"train_{i + 1}.webp", COLOURS[2 * i : 2 * i + 2], 2)
     sheet(folder / "test.webp", COLOURS[10:], 1)
-    np.savez(folder / "labels.npz", y_train=CLASSES[:10], y_test=CLASSES[10:])
+    save_npz(folder / "labels.npz", y_train=CLASSES[:10], y_test=CLASSES[10:])
 
 
 @pytest.mark.parametrize("place", ["cifar-10-batches-bin", ""])
 def test_cifar10_binary(place: str, tmp_path: Path) -> None:
     write_batches(tmp_path / place)
     data = load("cifar10", folder=tmp_path, normalise="raw")
-    assert data.num_classes == 10 and data.inputs.dtype == torch.float32
+    assert data.num_classes == 10
+    assert data.inputs.dtype == torch.float32
     np.testing.assert_array_equal(data.inputs, COLOURS[:10])
     np.testing.assert_array_equal(data.targets, CLASSES[:10])
-    assert data.test_inputs is not None and data.test_targets is not None
+    assert data.test_inputs is not None
+    assert data.test_targets is not None
     np.testing.assert_array_equal(data.test_inputs, COLOURS[10:])
     np.testing.assert_array_equal(data.test_targets, CLASSES[10:])
 
@@ -185,8 +197,10 @@ def test_cifar10_sheets_are_the_binary_ones(tmp_path: Path) -> None:
     write_batches(tmp_path / "bin")
     write_sheets(tmp_path / "cifar10")
     binary, sheets = load("cifar10", folder=tmp_path / "bin"), load("cifar10", folder=tmp_path)
-    assert torch.equal(binary.inputs, sheets.inputs) and torch.equal(binary.targets, sheets.targets)
-    assert binary.test_inputs is not None and sheets.test_inputs is not None
+    assert torch.equal(binary.inputs, sheets.inputs)
+    assert torch.equal(binary.targets, sheets.targets)
+    assert binary.test_inputs is not None
+    assert sheets.test_inputs is not None
     assert torch.equal(binary.test_inputs, sheets.test_inputs)
 
 
@@ -217,14 +231,12 @@ def test_a_truncated_batch_is_one_sentence(tmp_path: Path, refused: Refused) -> 
 
 
 def test_a_damaged_sheet_is_one_sentence(tmp_path: Path, refused: Refused) -> None:
-    from PIL import Image
-
     write_sheets(tmp_path)
     path = tmp_path / "train_2.webp"
     sheet(path, COLOURS[:1], 1)
     with refused("cifar10", "9 images", "[10]"):
         load("cifar10", folder=tmp_path)
-    Image.new("RGB", (64, 33)).save(path, lossless=True)
+    import_module("PIL.Image").new("RGB", (64, 33)).save(path, lossless=True)
     with refused("cifar10", path, "64 x 33"):
         load("cifar10", folder=tmp_path)
     for content in (b"RIFF", path.read_bytes()[:-8], b""):
@@ -236,7 +248,7 @@ def test_a_damaged_sheet_is_one_sentence(tmp_path: Path, refused: Refused) -> No
 def test_without_pillow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     for name in (*(f"train_{i}.webp" for i in range(1, 6)), "test.webp"):
         write(tmp_path / name, b"")
-    np.savez(tmp_path / "labels.npz", y_train=CLASSES[:10], y_test=CLASSES[10:])
+    save_npz(tmp_path / "labels.npz", y_train=CLASSES[:10], y_test=CLASSES[10:])
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with refused("cifar10", "pip install pillow"):
@@ -251,13 +263,17 @@ def test_cifar100_binary(tmp_path: Path) -> None:
     for name, part in (("train.bin", slice(0, 4)), ("test.bin", slice(4, 6))):
         write(tmp_path / "cifar-100-binary" / name, records(COLOURS[part], COARSE_OF_FINE[FINE[part]], FINE[part]))
     fine = load("cifar100", folder=tmp_path, normalise="raw")
-    assert fine.num_classes == 100 and fine.targets.tolist() == [7, 99, 7, 0]
+    assert fine.num_classes == 100
+    assert fine.targets.tolist() == [7, 99, 7, 0]
     np.testing.assert_array_equal(fine.inputs, COLOURS[:4])
     coarse_of_fine = np.asarray(fine.facts["coarse_of_fine"])
-    assert coarse_of_fine.shape == (100,) and coarse_of_fine[[0, 7, 42, 99, 1]].tolist() == [0, 1, 8, 19, -1]
+    assert coarse_of_fine.shape == (100,)
+    assert coarse_of_fine[[0, 7, 42, 99, 1]].tolist() == [0, 1, 8, 19, -1]
     coarse = load("cifar100", folder=tmp_path, labels="coarse")
-    assert coarse.num_classes == 20 and coarse.targets.tolist() == [1, 19, 1, 0]
-    assert coarse.test_targets is not None and coarse.test_targets.tolist() == [8, 19]
+    assert coarse.num_classes == 20
+    assert coarse.targets.tolist() == [1, 19, 1, 0]
+    assert coarse.test_targets is not None
+    assert coarse.test_targets.tolist() == [8, 19]
 
 
 def test_cifar100_sheets(tmp_path: Path, refused: Refused) -> None:
@@ -265,12 +281,19 @@ def test_cifar100_sheets(tmp_path: Path, refused: Refused) -> None:
     sheet(folder / "train.webp", COLOURS[:4], 2)
     sheet(folder / "test.webp", COLOURS[4:6], 1)
     labels = {"y_train": FINE[:4], "y_test": FINE[4:], "coarse_of_fine": COARSE_OF_FINE}
-    np.savez(folder / "labels.npz", **labels)
+    save_npz(folder / "labels.npz", **labels)
     fine, coarse = (load("cifar100", folder=tmp_path, labels=kind, normalise="raw") for kind in ("fine", "coarse"))
     np.testing.assert_array_equal(fine.inputs, COLOURS[:4])
-    assert fine.targets.tolist() == [7, 99, 7, 0] and coarse.targets.tolist() == [1, 19, 1, 0]
+    assert fine.targets.tolist() == [7, 99, 7, 0]
+    assert coarse.targets.tolist() == [1, 19, 1, 0]
     np.testing.assert_array_equal(np.asarray(fine.facts["coarse_of_fine"]), COARSE_OF_FINE)
-    for broken in ({"coarse_of_fine": COARSE_OF_FINE[:5]}, {"y_train": FINE[:4] + 100}):
-        np.savez(folder / "labels.npz", **(labels | broken))
+    for broken in (
+        {"coarse_of_fine": COARSE_OF_FINE[:5]},
+        {"coarse_of_fine": np.full(100, "fish")},
+        {"y_train": FINE[:4] + 100},
+        {"y_train": FINE[:4].astype(int) - 1},
+        {"y_train": FINE[:4] / 2},
+    ):
+        save_npz(folder / "labels.npz", **(labels | broken))
         with refused("cifar100", folder / "labels.npz", "100 classes"):
             load("cifar100", folder=tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_files import Refused, write
+from tiny_files import Refused, save_npz, write
 
 from turnout.datasets import load
 
@@ -27,7 +27,7 @@ FULL = {
 
 @pytest.mark.parametrize("kind", ["npz", "folder", "function"])
 def test_all_arrays(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "data.npz", **FULL)
+    save_npz(tmp_path / "data.npz", **FULL)
     if kind == "npz":
         data = load("numpy_files", path=tmp_path / "data.npz")
     elif kind == "folder":
@@ -41,25 +41,33 @@ def test_all_arrays(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         before = list(sys.path)
         data = load("function", function="own_arrays:arrays", arguments={"name": "data.npz"})
         assert sys.path == before
-    assert data.num_classes == 3 and data.inputs.dtype == torch.float32 and data.targets.dtype == torch.int64
+    assert data.num_classes == 3
+    assert data.inputs.dtype == torch.float32
+    assert data.targets.dtype == torch.int64
     np.testing.assert_array_equal(data.inputs, INPUTS)
     assert data.targets.tolist() == LABELS.tolist()
-    assert data.groups is not None and data.groups.tolist() == [2, 0, 0, 1, 2, 1]
-    assert data.test_groups is not None and data.test_groups.tolist() == [1, 2]
+    assert data.groups is not None
+    assert data.groups.tolist() == [2, 0, 0, 1, 2, 1]
+    assert data.test_groups is not None
+    assert data.test_groups.tolist() == [1, 2]
     assert data.facts["clients"] == [10, 20, 30]
-    assert data.test_inputs is not None and data.test_inputs[0].tolist() == [100, 101]
+    assert data.test_inputs is not None
+    assert data.test_inputs[0].tolist() == [100, 101]
 
 
 def from_npz(tmp_path: Path, arrays: dict[str, Any], **options: Any) -> Any:
-    np.savez(tmp_path / "data.npz", **arrays)
+    save_npz(tmp_path / "data.npz", **arrays)
     return load("numpy_files", path=tmp_path / "data.npz", **options)
 
 
 def test_regression_and_tokens_and_words(tmp_path: Path) -> None:
     data = from_npz(tmp_path, {"inputs": INPUTS.astype(int), "targets": LABELS + 0.5, "groups": list("cabcab")})
-    assert data.num_classes is None and data.targets.shape == (6, 1) and data.targets.dtype == torch.float32
+    assert data.num_classes is None
+    assert data.targets.shape == (6, 1)
+    assert data.targets.dtype == torch.float32
     assert data.inputs.dtype == torch.int64
-    assert data.groups.tolist() == [2, 0, 1, 2, 0, 1] and data.facts["clients"] == ["a", "b", "c"]
+    assert data.groups.tolist() == [2, 0, 1, 2, 0, 1]
+    assert data.facts["clients"] == ["a", "b", "c"]
     assert from_npz(tmp_path, {"inputs": INPUTS, "targets": LABELS}, num_classes=7).num_classes == 7
     assert from_npz(tmp_path, {"inputs": INPUTS, "targets": INPUTS / 2}).targets.shape == (6, 2)
 
@@ -130,28 +138,40 @@ def test_csv_classification_with_clients(name: str, tmp_path: Path) -> None:
         "clients": ["Bonn", "Ulm"],
     }
     assert data.inputs[:3].tolist() == [[20, 0, 0, 1], [30, 1, 0, 0], [40, 0, 0, 1]]
-    assert data.num_classes == 3 and data.targets.tolist() == [1, 0, 1, 0, 1, 2]
-    assert data.groups.tolist() == [1, 0, 1, 0, 1, 0] and data.test_inputs is None
+    assert data.num_classes == 3
+    assert data.targets.tolist() == [1, 0, 1, 0, 1, 2]
+    assert data.groups.tolist() == [1, 0, 1, 0, 1, 0]
+    assert data.test_inputs is None
 
 
 def test_csv_split_takes_a_share_of_every_client(tmp_path: Path) -> None:
     data = table(tmp_path, client="city", test_fraction=0.34)
-    assert sorted(data.test_groups.tolist()) == [0, 1] and len(data) == 4
-    assert data.inputs[:, 0].mean().abs() < 1e-6 and set(data.inputs[:, 1:].flatten().tolist()) == {0, 1}
+    assert sorted(data.test_groups.tolist()) == [0, 1]
+    assert len(data) == 4
+    assert data.inputs[:, 0].mean().abs() < 1e-6
+    assert set(data.inputs[:, 1:].flatten().tolist()) == {0, 1}
 
 
 def test_csv_regression_and_drop(tmp_path: Path) -> None:
-    options = {"target": "age", "task": "regression", "drop": ["colour", "income"], "test_fraction": 0.0}
+    options: dict[str, Any] = {
+        "target": "age",
+        "task": "regression",
+        "drop": ["colour", "income"],
+        "test_fraction": 0.0,
+    }
     data = table(tmp_path, normalise="none", **options)
-    assert data.num_classes is None and data.targets.tolist() == [[20], [30], [40], [50], [60], [70]]
+    assert data.num_classes is None
+    assert data.targets.tolist() == [[20], [30], [40], [50], [60], [70]]
     assert data.facts["features"] == ["city=Bonn", "city=Ulm"]
     assert table(tmp_path, **options).targets.mean().abs() < 1e-6
 
 
 def test_csv_numeric_classes_and_clients_in_numeric_order(tmp_path: Path) -> None:
     data = table(tmp_path, "x,y,who\n1,10,3\n2,9,20\n3,10,3\n", target="y", client="who", test_fraction=0.0)
-    assert data.facts["classes"] == [9, 10] and data.targets.tolist() == [1, 0, 1]
-    assert data.facts["clients"] == [3, 20] and data.groups.tolist() == [0, 1, 0]
+    assert data.facts["classes"] == [9, 10]
+    assert data.targets.tolist() == [1, 0, 1]
+    assert data.facts["clients"] == [3, 20]
+    assert data.groups.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +189,8 @@ def test_csv_numeric_classes_and_clients_in_numeric_order(tmp_path: Path) -> Non
         (TABLE, {"task": "regression"}, ["line 2", "income", "'low'"]),
         (TABLE, {"task": "regresion"}, ["did you mean regression?"]),
         (TABLE, {"drop": ["age", "colour", "city"]}, ["no column left"]),
+        (TABLE, {"path": "~no-such-user/own.csv"}, ["~no-such-user/own.csv", "No such file"]),
+        (TABLE, {"path": "own\0.csv"}, ["cannot read"]),
         (TABLE, {"path": "/nowhere/own.csv"}, ["/nowhere/own.csv", "No such file"]),
         ("income,word\n" + "".join(f"1,w{i}\n" for i in range(1001)), {}, ["word", "1001 different words", "drop"]),
         ("", {}, ["no rows"]),
@@ -198,7 +220,9 @@ def tensors():
     return {"inputs": torch.ones(3, 2), "targets": torch.tensor([0, 1, 0])}
 
 def words(): return {"inputs": np.zeros((3, 2)), "targets": [0, 1, 0], "num_classes": "two"}
+def numbered(): return {1: np.zeros((3, 2))}
 def ragged(): return {"inputs": [[1, 2], [3]], "targets": [0, 1]}
+def groups(): return {"inputs": [[1.0], [3.0]], "targets": [0, 1], "groups": [[1, 2], [3]]}
 def wrong(): return [1, 2]
 def fails(): return 1 / 0
 def advises(): raise UserError("mine: buy more disks")
@@ -229,9 +253,11 @@ def test_function_returns_a_dataset_or_a_dict() -> None:
         ("own_module:", ["package.module:function"]),
         ("no_such_module:f", ["No module named 'no_such_module'"]),
         ("own_module:nothing", ["nothing"]),
+        ("own_module:groups", ["groups", "rows of one length"]),
         ("own_module:wrong", ["Dataset or a dict", "list"]),
         ("own_module:words", ["num_classes='two'"]),
-        ("own_module:ragged", ["inputs", "differ in length"]),
+        ("own_module:numbered", ["array", "'1'"]),
+        ("own_module:ragged", ["inputs", "rows of one length"]),
         ("own_module:fails", ["ZeroDivisionError"]),
         ("own_module:advises", ["mine: buy more disks"]),
     ],

@@ -32,24 +32,33 @@ def decode(tokens: torch.Tensor) -> str:
 def test_windows_and_what_follows(name: str, tmp_path: Path) -> None:
     save(tmp_path, name=name)
     data = load("shakespeare", folder=tmp_path)
-    assert data.num_classes == 100 and data.inputs.dtype == data.targets.dtype == torch.int64
-    assert data.facts["clients"] == ["play/LONG", "play/OTHER"] and data.facts["vocabulary"] == string.printable
+    assert data.num_classes == 100
+    assert data.inputs.dtype == data.targets.dtype == torch.int64
+    assert data.facts["clients"] == ["play/LONG", "play/OTHER"]
+    assert data.facts["vocabulary"] == string.printable
     text = f"{LONG} {LONG}"
-    assert data.groups is not None and data.groups.tolist() == [0, 0, 0, 0, 0, 1, 1]  # 417 and 161 characters
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 0, 0, 0, 1, 1]
     for i in range(5):
         assert decode(data.inputs[i]) == text[80 * i : 80 * i + 80]
         assert decode(data.targets[i : i + 1]) == text[80 * i + 80]
-    assert data.test_inputs is not None and data.test_targets is not None and data.test_groups is not None
-    assert decode(data.test_inputs[0]) == text[417:497] and decode(data.test_targets) == text[497]
+    assert data.test_inputs is not None
+    assert data.test_targets is not None
+    assert data.test_groups is not None
+    assert decode(data.test_inputs[0]) == text[417:497]
+    assert decode(data.test_targets) == text[497]
     assert data.test_groups.tolist() == [0]
 
 
 def test_stride(tmp_path: Path) -> None:
     save(tmp_path)
     data = load("shakespeare", folder=tmp_path, stride=1, test_fraction=0.0)
-    assert data.groups is not None and np.bincount(data.groups).tolist() == [521 - 80, 201 - 80]
-    assert data.test_inputs is None and data.test_groups is None
-    assert torch.equal(data.inputs[1, :-1], data.inputs[0, 1:]) and data.inputs[1, -1] == data.targets[0]
+    assert data.groups is not None
+    assert np.bincount(data.groups).tolist() == [521 - 80, 201 - 80]
+    assert data.test_inputs is None
+    assert data.test_groups is None
+    assert torch.equal(data.inputs[1, :-1], data.inputs[0, 1:])
+    assert data.inputs[1, -1] == data.targets[0]
     assert len(load("shakespeare", folder=tmp_path, stride=7, test_fraction=0.0, clients=1)) == 63
 
 

@@ -6,7 +6,9 @@ import gzip
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +34,13 @@ def pixels(count: int, *shape: int) -> NDArray[np.uint8]:
     return (np.arange(size) * 7919 % 251).astype(np.uint8).reshape(count, *shape)
 
 
+def save_npz(path: Path, **arrays: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+
+
 def sheet(path: Path, images: NDArray[np.uint8], width: int) -> None:
     """`[n, 3, 32, 32]` as a lossless WebP of tiles, `width` a row."""
-    from PIL import Image
-
     rows = images.transpose(0, 2, 3, 1).reshape(-1, width, 32, 32, 3).swapaxes(1, 2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rows.reshape(-1, 32 * width, 3)).save(path, lossless=True)
+    import_module("PIL.Image").fromarray(rows.reshape(-1, 32 * width, 3)).save(path, lossless=True)

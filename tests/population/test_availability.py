@@ -14,7 +14,7 @@ from turnout.errors import UserError
 from turnout.population.availability import Always, Availability, Bernoulli, Crashes, Detection
 
 MANY = np.arange(20_000)
-ODD = MANY % 2
+odd = MANY % 2
 SOME = np.array([512, 3, 77])
 MODELS: list[Availability] = [Always(), Bernoulli(0.4), Bernoulli(0.4, clock="seconds", interval=2.5)]
 
@@ -33,12 +33,12 @@ def test_always_is_always() -> None:
 
 
 def test_bernoulli_rates_and_independence() -> None:
-    chance = np.where(ODD, 0.9, 0.2)
+    chance = np.where(odd, 0.9, 0.2)
     model = Bernoulli(chance)
     assert model.probability is chance
     now, later = model.online(1, MANY, 4), model.online(1, MANY, 5)
     for parity, p in ((1, 0.9), (0, 0.2)):
-        chosen = ODD == parity
+        chosen = odd == parity
         assert now[chosen].mean() == pytest.approx(p, abs=0.02)
         assert (now & later)[chosen].mean() == pytest.approx(p * p, abs=0.02)
     assert Bernoulli(1.0).online(0, MANY, 0).all() and not Bernoulli(0.0).online(0, MANY, 0).any()
@@ -51,8 +51,16 @@ def test_presence_is_constant_inside_an_interval() -> None:
     for at in (5.000001, 6.2, 7.499999):
         np.testing.assert_array_equal(model.online(0, MANY, at), one)
     assert (model.online(0, MANY, 7.5) != one).mean() == pytest.approx(0.5, abs=0.02)
-    own = np.where(ODD, 5.0, 7.5)  # each client may be asked about its own time
-    np.testing.assert_array_equal(model.online(0, MANY, own), np.where(ODD, one, model.online(0, MANY, 7.5)))
+    own = np.where(odd, 5.0, 7.5)  # each client may be asked about its own time
+    np.testing.assert_array_equal(model.online(0, MANY, own), np.where(odd, one, model.online(0, MANY, 7.5)))
+
+
+def test_an_interval_starts_exactly_where_it_should() -> None:
+    """k * 0.01 is rarely exact in binary; it still opens interval k."""
+    model = Bernoulli(0.5, clock="seconds", interval=0.01)
+    numbers = np.arange(5000)
+    ids = np.zeros_like(numbers)
+    np.testing.assert_array_equal(model.online(0, ids, numbers * 0.01), model.online(0, ids, (numbers + 0.5) * 0.01))
 
 
 @settings(deadline=None, max_examples=50)
@@ -96,10 +104,10 @@ def test_crashes_are_one_trace_for_every_algorithm() -> None:
 
 
 def test_crash_rate_and_progress_follow_their_laws() -> None:
-    chance = np.where(ODD, 0.7, 0.1)
+    chance = np.where(odd, 0.7, 0.1)
     crashed, progress = Crashes(chance, clock="round").draw(0, MANY, 0)
     for parity, p in ((1, 0.7), (0, 0.1)):
-        assert crashed[ODD == parity].mean() == pytest.approx(p, abs=0.02)
+        assert crashed[odd == parity].mean() == pytest.approx(p, abs=0.02)
     assert progress.min() > 0 and progress.max() < 1
     assert stats.kstest(progress, "uniform").pvalue > 1e-3
     assert stats.kstest(progress[crashed], "uniform").pvalue > 1e-3  # where it stops does not depend on whether

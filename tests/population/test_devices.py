@@ -29,7 +29,7 @@ from turnout.population.devices import (
 )
 
 MANY = np.arange(20_000)
-ODD = MANY % 2
+odd = MANY % 2
 LAWS: dict[str, tuple[Draw, Any]] = {  # with the same law in scipy
     "exponential": (Exponential(2.0), stats.expon(scale=2.0)),
     "gaussian": (Gaussian(5.0, 1.5), stats.norm(5.0, 1.5)),
@@ -121,17 +121,17 @@ def test_a_client_keeps_its_speed_and_a_job_has_its_own() -> None:
     np.testing.assert_array_equal(seconds(by_client, jobs=0), seconds(by_client, jobs=7))
     one, other = seconds(by_job, jobs=0), seconds(by_job, jobs=7)
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(len(MANY))
-    jobs = np.where(ODD, 7, 0)
-    np.testing.assert_array_equal(by_job.seconds(0, MANY, jobs, 1, 1), np.where(ODD, other, one))
+    jobs = np.where(odd, 7, 0)
+    np.testing.assert_array_equal(by_job.seconds(0, MANY, jobs, 1, 1), np.where(odd, other, one))
     assert (seconds(by_client, seed=0) != seconds(by_client, seed=1)).all()
 
 
 def test_exponential_times_have_their_means() -> None:
-    model = devices.exponential(np.where(ODD, 3.0, 0.5))
+    model = devices.exponential(np.where(odd, 3.0, 0.5))
     assert model.each == "job"
     times = seconds(model)
     for parity, mean in ((1, 3.0), (0, 0.5)):
-        assert times[ODD == parity].mean() == pytest.approx(mean, rel=0.05)
+        assert times[odd == parity].mean() == pytest.approx(mean, rel=0.05)
     np.testing.assert_array_equal(model.mean_seconds(0, MANY[:4], 1, 1), [0.5, 3.0, 0.5, 3.0])
 
 
@@ -182,6 +182,13 @@ def test_mean_times_match_an_integral(name: str, rate: bool, redraw: bool) -> No
     above = integrate.quad(lambda x: x**power * law.pdf(x), low, np.inf)[0]
     expected = above / 0.85 if redraw else above + 0.15 * low**power
     np.testing.assert_allclose(model.mean_seconds(0, np.arange(2), 4, 1), 4 * expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 2.5])
+def test_mean_time_of_a_log_normal_rate(sigma: float) -> None:
+    """E[1 / X] = exp(sigma^2 / 2) / median, heavy tails included."""
+    model = devices.lognormal(4.0, sigma, each="job", rate=True)
+    np.testing.assert_allclose(model.mean_seconds(0, np.arange(2), 1, 1), np.exp(sigma**2 / 2) / 4, rtol=1e-3)
 
 
 def test_below_of_a_floored_draw() -> None:

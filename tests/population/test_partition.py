@@ -251,6 +251,15 @@ def test_label_divergence_falls_as_alpha_grows(deal: Deal) -> None:
     assert all(before > 1.5 * after for before, after in itertools.pairwise(divergences))
 
 
+def test_dirichlet_cuts_every_class_at_its_cumulated_shares() -> None:
+    shares = partition._dirichlet(random.key(4, "partition share", np.arange(5), 0), 6, 1.0)
+    supply = np.bincount(UNEVEN)
+    edges = np.floor(np.cumsum(shares, axis=1) * supply[:, None])
+    edges[:, -1] = supply
+    held = histograms(partition.dirichlet(UNEVEN, 6, 4, alpha=1.0), UNEVEN, 5)
+    np.testing.assert_array_equal(held.T, np.diff(edges, prepend=0, axis=1))
+
+
 def test_dirichlet_shares_follow_the_law() -> None:
     """With one class the sizes are n Dir_N(alpha): check the variance over seeds."""
     shares = np.concatenate(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.population.population import Population
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Sampler
 
 
 @dataclass
 class Centralised(FedAvg):
     """FedAvg with a single client that holds the union of the data; evaluated over the clients as they are."""
 
-    sampler: Sampler = field(default_factory=Full)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sampler = Full()  # there is one client to ask
 
     def training_population(self, population: Population) -> Population:
         return population.pooled()

@@ -42,7 +42,9 @@ class FedAvg(Algorithm):
         for _ in server.rounds():
             chosen = self.sampler.sample(server)
             server.invite(chosen.clients, self.work(server))
-            updates = server.wait(len(chosen.clients) or None, seconds=self.deadline if len(chosen.clients) else self.retry)
+            updates = server.wait(
+                len(chosen.clients) or None, seconds=self.deadline if len(chosen.clients) else self.retry
+            )
             server.cancel(chosen.clients)
             self.aggregate(server, updates, chosen)
 

@@ -35,4 +35,5 @@ class FedNova(FedProx):
         else:
             everybody = server.population.counts(server.population.ids, np.full(server.population.size, server.now))
             a_bar = (server.importance * work.effective_steps(work.num_steps(everybody))).sum()
-        return np.divide(a_bar * omega, a, out=np.zeros_like(omega), where=a > 0)
+        weights: FloatArray = np.divide(a_bar * omega, a, out=np.zeros_like(omega), where=a > 0)
+        return weights

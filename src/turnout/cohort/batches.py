@@ -30,7 +30,7 @@ class BatchPlan:
 
 
 def shuffles(keys: Tensor, counts: Tensor, width: int) -> Tensor:
-    """`[..., width]`: in each row a permutation of range(count), then padding; keys `[...]`, counts broadcast to them."""
+    """`[..., width]`: in each row a permutation of range(count), then padding; counts broadcast to keys `[...]`."""
     column = torch.arange(width, device=keys.device)
     draws = mix(keys[..., None] + (column + 1) * GOLDEN)
     draws = torch.where(column < counts[..., None], draws, torch.iinfo(torch.int64).max)
@@ -51,7 +51,9 @@ def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor) -> BatchPl
         rounds = torch.arange(1 if work.batching == "fixed" else longest, device=keys.device)
         drawn = shuffles(mix(keys[:, None] + rounds), counts[:, None], width)[..., :batch]
         sizes = counts.clamp(max=batch)[:, None].expand(-1, len(rounds))
-        return BatchPlan(torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes)
+        return BatchPlan(
+            torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes
+        )
     steps_a_pass = -(-counts // work.batch_size)  # [C]
     passes = int((-(-steps // steps_a_pass)).max())
     order = shuffles(mix(keys[:, None] + torch.arange(passes, device=keys.device)), counts[:, None], width)  # [C, E, n]

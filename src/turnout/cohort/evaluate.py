@@ -79,7 +79,9 @@ class Evaluator:
                 for name, values in vmap(cohort.task.measures)(outputs, targets).items():
                     sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
         with np.errstate(invalid="ignore"):
-            return {name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()}
+            return {
+                name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
+            }
 
     @property
     def chunk(self) -> int:

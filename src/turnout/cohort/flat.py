@@ -20,7 +20,7 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` ([P]) by name; the backward pass of the split is one concatenation."""
-        parts = flat.split(self.sizes)
+        parts = torch.split(flat, self.sizes)
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:

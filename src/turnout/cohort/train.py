@@ -8,7 +8,7 @@ nobody is padded with steps of others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,6 +73,10 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _rows(tree: Any, rows: slice) -> Any:
+    return tree_map(lambda tensor: tensor[rows], tree)
+
+
 class Cohort:
     """The engine: a task, the clients' samples on its device, and a resolved plan."""
 
@@ -124,56 +128,53 @@ class Cohort:
         step_keys = mix(keys[:, None] ^ torch.arange(1, int(steps[0]) + 1, device=device))
         return index, counted, step_keys, batches
 
-    def _client(self, index: Tensor, weights: Tensor, count: Tensor, chunk: int) -> ClientData:
-        return ClientData(self.inputs, self.targets, index, weights, count, chunk)
+    def _client(self, chunk: int, local: tuple[Tensor, Tensor, Tensor]) -> ClientData:
+        return ClientData(self.inputs, self.targets, *local, chunk)
 
     def _vectorised(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
         task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
         index, counts, keys, batches = self._tensors(jobs, steps)
         weights = (torch.arange(index.shape[1], device=device) < counts[:, None]).to(dtype)
-        scan_chunk = max(1, min(index.shape[1], work.batch_size))
         local = (index, weights, counts.to(dtype))
+        chunk = min(index.shape[1], work.batch_size)
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
         received = jobs.models[torch.as_tensor(jobs.received, device=device)]
 
-        def over_clients(function: Callable[..., Any]) -> Callable[..., Any]:
-            return vmap(lambda option, *rest: function(work.bind(option), *rest))
+        def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
+            return work.bind(option).start(task, received, state, self._client(chunk, local))
 
-        params, carry = over_clients(
-            lambda w, r, s, d: w.start(task, r, s, self._client(*d, scan_chunk))
-        )(options, received, jobs.state, local)
-        finished = []
-        active = len(steps)
+        def step(option: Named, params: Tensor, carry: Any, batch: Any, number: int) -> Any:
+            return work.bind(option).step(task, params, carry, Batch(*batch, number))
+
+        def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
+            return work.bind(option).finish(task, received, params, carry, state, self._client(chunk, local))
+
+        params, carry = vmap(start)(options, received, jobs.state, local)
+        ended: list[Any] = []  # parameters and carry of clients that have done all their steps
+        running = options
         for number in range(int(steps[0])):
-            still = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
-            if still < active:
-                finished.append(tree_map(lambda x, n=still: x[n:], (params, carry)))
-                params, carry, options = tree_map(lambda x, n=still: x[:n], (params, carry, options))
-                active = still
+            active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
+            if active < len(params):
+                ended.append(_rows((params, carry), slice(active, None)))
+                params, carry, running = _rows((params, carry, running), slice(active))
             positions, batch_weights = batches.step(number, active, dtype)
             rows = index[:active].gather(1, positions).flatten()
-            shape = (active, positions.shape[1])
-            batch = (
-                self.inputs.index_select(0, rows).unflatten(0, shape),
-                self.targets.index_select(0, rows).unflatten(0, shape),
-                batch_weights,
-                positions,
-                keys[:active, number],
+            inputs, targets = (
+                pool.index_select(0, rows).view(*positions.shape, *pool.shape[1:])
+                for pool in (self.inputs, self.targets)
             )
-            params, carry = over_clients(
-                lambda w, p, c, b, n=number: w.step(task, p, c, Batch(*b, number=n))
-            )(options, params, carry, batch)
-        if finished:
-            params, carry = tree_map(lambda *x: torch.cat(x), (params, carry), *reversed(finished))
-            options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
-        payload, state = over_clients(
-            lambda w, r, p, c, s, d: w.finish(task, r, p, c, s, self._client(*d, scan_chunk))
-        )(options, received, params, carry, jobs.state, local)
+            batch = (inputs, targets, batch_weights, positions, keys[:active, number])
+            params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch, number)
+        if ended:
+            params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
+        payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
         return payload, state, {"params": params} if keep else {}
 
     def _sequential(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
         index, counts, keys, batches = self._tensors(jobs, steps)
-        positions = index[:, None].expand(-1, batches.positions.shape[1], -1).gather(2, batches.positions) if batches else index
+        positions = index
+        if batches is not None:
+            positions = index[:, None].expand(-1, batches.positions.shape[1], -1).gather(2, batches.positions)
         sizes = batches.sizes.tolist() if batches else []
         workers = min(len(self._single), len(steps))
         rows: list[Any] = [None] * len(steps)
@@ -183,7 +184,8 @@ class Cohort:
             work = jobs.work.bind({name: float(values[i]) for name, values in jobs.options.items()})
             received = jobs.models[jobs.received[i]]
             state = {name: values[i] for name, values in jobs.state.items()}
-            data = self._client(index[i, :n], torch.ones(n, dtype=self.plan.dtype, device=self.plan.device), counts[i], min(n, 1024))
+            ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
+            data = self._client(min(n, 1024), (index[i, :n], ones, counts[i]))
             params, carry = work.start(task, received, state, data)
             for number in range(int(steps[i])):
                 stored = number if positions.shape[1] > 1 else 0
@@ -208,4 +210,5 @@ class Cohort:
 
         with threads(1), ThreadPoolExecutor(workers) as pool:
             list(pool.map(share, range(workers)))
-        return tree_map(lambda *x: torch.stack(x), *rows)
+        stacked: tuple[Named, Named, Named] = tree_map(lambda *x: torch.stack(x), *rows)
+        return stacked

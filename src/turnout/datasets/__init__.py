@@ -51,11 +51,11 @@ def load(name: str, **options: Any) -> Dataset:
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
         raise UserError(f"dataset {name}: option {missing[0]} is needed and has no default")
-    return function(**options)
+    return function(**{key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()})
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value may stand for a hint as loaders write them; which words of a Literal exist, they say themselves."""
+    """Whether a value suits a hint as loaders write them; which words of a Literal exist, they say themselves."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, part) for part in inner)

@@ -7,9 +7,10 @@ of tiles with `labels.npz` (cifar100_subset, 10,000 + 2,500). The official Pytho
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnout.datasets.dataset import Dataset
 from turnout.datasets.files import Layout, locate, read_cifar, read_numpy, read_sheet
@@ -29,9 +30,8 @@ def load(
     layout, paths = locate("cifar100", folder, SHEETS, BATCHES, pickled=PICKLES)
     if layout is SHEETS:
         arrays = read_numpy("cifar100", paths[-1], "y_train", "y_test", "coarse_of_fine")
-        coarse_of_fine = arrays["coarse_of_fine"].astype(np.int64)
-        fine = [arrays["y_train"], arrays["y_test"]]
-        if coarse_of_fine.shape != (100,) or any(len(part) and part.max() >= 100 for part in fine):
+        coarse_of_fine, fine = arrays["coarse_of_fine"], [arrays["y_train"], arrays["y_test"]]
+        if coarse_of_fine.shape != (100,) or not all(map(_below_100, (coarse_of_fine, *fine))):
             raise UserError(f"dataset cifar100: {paths[-1]} should give 100 classes and the superclass of each")
         x = [read_sheet("cifar100", path) for path in paths[:-1]]
         coarse = [coarse_of_fine[part] for part in fine]
@@ -39,7 +39,7 @@ def load(
         batches = [read_cifar("cifar100", path, labels=2) for path in paths]
         x = [pixels for pixels, _ in batches]
         coarse, fine = ([part[:, column] for _, part in batches] for column in (0, 1))
-        coarse_of_fine = np.full(256, -1)
+        coarse_of_fine = np.full(256, -1)  # a byte may be damaged
         coarse_of_fine[np.concatenate(fine)] = np.concatenate(coarse)
     y = fine if labels == "fine" else coarse
     return images(
@@ -50,5 +50,9 @@ def load(
         normalise=normalise,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        facts={"coarse_of_fine": coarse_of_fine[:100]},
+        facts={"coarse_of_fine": coarse_of_fine[:100].astype(np.int64)},
     )
+
+
+def _below_100(labels: NDArray[Any]) -> bool:
+    return labels.dtype.kind in "iu" and bool(np.all((labels >= 0) & (labels < 100)))

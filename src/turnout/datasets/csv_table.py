@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.datasets.dataset import Dataset
-from turnout.datasets.files import Table, is_number, read_table
+from turnout.datasets.files import Table, is_number, path_of, read_table
 from turnout.datasets.prepare import Scaling, numbered, one_of, table
 from turnout.errors import UserError
 
@@ -35,7 +35,7 @@ def load(
     number.
     """
     one_of("csv_table", "task", task, ("classification", "regression"))
-    rows = read_table("csv_table", Path(path).expanduser())
+    rows = read_table("csv_table", path_of(path))
     for column in drop:
         rows.cells(column)
     features, inputs, indicators = _features(rows, {target, *([client] if client else []), *drop})

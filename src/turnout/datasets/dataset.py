@@ -37,7 +37,9 @@ class Dataset:
                 raise UserError(f"dataset {self.name}: {len(inputs)} {label} inputs but {len(targets)} targets")
             for part, tensor in (("inputs", inputs), ("targets", targets)):
                 if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                    raise UserError(f"dataset {self.name}: {label} {part} contain NaN or infinity; clean the data first")
+                    raise UserError(
+                        f"dataset {self.name}: {label} {part} contain NaN or infinity; clean the data first"
+                    )
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ from numpy.typing import NDArray
 from turnout.errors import UserError, unknown
 
 VARIABLE = "TURNOUT_DATA"
+_DAMAGED = (  # what numpy raises, depending on which byte is wrong
+    *(ValueError, OSError, EOFError, MemoryError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 MISSING = {"", "?", "na", "n/a", "nan", "null", "none"}
 
 
@@ -44,7 +49,12 @@ class Layout:
 
 def _plain_or_gzipped(path: Path) -> Path:
     gzipped = path.with_name(path.name + ".gz")
-    return gzipped if gzipped.is_file() and not path.is_file() else path
+    return gzipped if os.path.isfile(gzipped) and not os.path.isfile(path) else path
+
+
+def path_of(given: str | Path) -> Path:
+    """A path as a user writes it, perhaps with ~."""
+    return Path(os.path.expanduser(given))
 
 
 def locate(
@@ -61,20 +71,20 @@ def locate(
     )
     if not given:
         raise UserError(f"dataset {dataset}: no folder was given; {remedy}")
-    root = Path(given).expanduser()
-    if not root.is_dir():
+    root = path_of(given)
+    if not os.path.isdir(root):
         raise UserError(f"dataset {dataset}: there is no folder {root}; {remedy}")
     fewest: list[Path] = []
     for layout in layouts:
         for paths in layout.candidates(root):
-            absent = [path for path in paths if not path.is_file()]
+            absent = [path for path in paths if not os.path.isfile(path)]
             if not absent:
                 return layout, paths
             if len(absent) < len(paths) and (not fewest or len(absent) < len(fewest)):
                 fewest = absent
     fault = f"is incomplete, {fewest[0]} is missing" if fewest else "does not hold it"
     for (pickle,) in pickled.candidates(root) if pickled else []:
-        if pickle.is_file():
+        if os.path.isfile(pickle):
             fault = f"holds {pickle}, a pickle, which is refused because it can run any code"
     raise UserError(f"dataset {dataset}: the folder {root} {fault}; {remedy}")
 
@@ -92,7 +102,7 @@ def read_bytes(dataset: str, path: Path) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read()
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"dataset {dataset}: cannot read {path}: {reason}") from error
 
@@ -110,7 +120,7 @@ def read_numpy(dataset: str, path: Path, *required: str) -> dict[str, NDArray[An
         content = np.load(io.BytesIO(read_bytes(dataset, path)), allow_pickle=False)
         single = isinstance(content, np.ndarray)
         arrays = {path.stem: content} if single else {name: content[name] for name in content.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGED as error:
         refused = "damaged, or it holds pickled objects, which are refused"
         raise UserError(f"dataset {dataset}: {path} is not a file of plain NumPy arrays; it is {refused}") from error
     for name in required:

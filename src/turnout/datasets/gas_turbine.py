@@ -37,10 +37,8 @@ def load(
         raise UserError("dataset gas_turbine: option targets names no column, for instance CO")
     layout, paths = locate("gas_turbine", folder, CSV, UCI)
     tables = [read_table("gas_turbine", path) for path in paths]
-    if layout is CSV:
-        years = tables[0].numbers("year")[:, 0]
-    else:
-        years = np.repeat(YEARS, [len(part.rows) for part in tables])
+    counts = [len(part.rows) for part in tables]
+    years = tables[0].numbers("year")[:, 0] if layout is CSV else np.repeat(YEARS, counts)
     groups, clients = numbered(years.astype(np.int64))
     features = [feature for feature in FEATURES if feature not in targets]
     return table(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from turnout.datasets.dataset import Dataset
-from turnout.datasets.files import read_numpy
+from turnout.datasets.files import path_of, read_numpy
 from turnout.datasets.prepare import at_least, from_arrays
 from turnout.errors import UserError
 
@@ -18,9 +19,9 @@ def load(*, path: str | Path, num_classes: int | None = None) -> Dataset:
     on. Inputs become float32, or int64 tokens if they are integers: scale images to floats first.
     """
     at_least("numpy_files", 1, num_classes=num_classes)
-    place = Path(path).expanduser()
-    files = sorted(place.glob("*.npy")) if place.is_dir() else [place]
-    if not files or not files[0].is_file():
+    place = path_of(path)
+    files = sorted(place.glob("*.npy")) if os.path.isdir(place) else [place]
+    if not files or not os.path.isfile(files[0]):
         raise UserError(f"dataset numpy_files: path={place} is neither an .npz file nor a folder of .npy files")
     arrays = {name: array for file in files for name, array in read_numpy("numpy_files", file).items()}
     return from_arrays("numpy_files", arrays, num_classes)

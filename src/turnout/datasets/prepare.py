@@ -148,14 +148,17 @@ def images(
     one_of(dataset, "normalise", normalise, scales)
     offset, scale = (part[:, None, None] for part in scales[normalise])
     tensors: list[Tensor] = []
+    if train[0].shape[1:] != test[0].shape[1:]:
+        shapes = f"{list(train[0].shape)} and {list(test[0].shape)}"
+        raise UserError(f"dataset {dataset}: training and test images differ in shape: {shapes}")
     for pixels, labels in (train, test):
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels
-        if pixels.ndim != 4 or pixels.shape[1] != len(mean) or pixels.dtype != np.uint8:
+        if pixels.ndim != 4 or pixels.shape[1] != len(mean) or pixels.dtype != np.uint8 or not len(pixels):
             found = f"{pixels.dtype} of shape {list(pixels.shape)}"
             raise UserError(f"dataset {dataset}: images should be bytes [n, {len(mean)}, height, width], not {found}")
         if labels.ndim != 1 or len(labels) != len(pixels):
             raise UserError(f"dataset {dataset}: {len(pixels)} images but labels of shape {list(labels.shape)}")
-        if labels.dtype.kind not in "iu" or (len(labels) and not 0 <= labels.min() <= labels.max() < num_classes):
+        if labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < num_classes:
             raise UserError(f"dataset {dataset}: labels should be whole numbers from 0 to {num_classes - 1}")
         tensors.append(torch.from_numpy(pixels.astype(np.float32)).sub_(offset).div_(scale))
         tensors.append(torch.from_numpy(labels.astype(np.int64)))
@@ -169,7 +172,7 @@ def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int 
     """A user's own arrays. Integer targets are classes, others are regressed on; integer inputs are tokens."""
     for name in arrays:
         if name not in _PARTS:
-            raise unknown(f"dataset {dataset}: array", name, _PARTS)
+            raise unknown(f"dataset {dataset}: array", str(name), _PARTS)
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise UserError(f"dataset {dataset}: there is no array {name}")
@@ -194,11 +197,15 @@ def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int 
     return Dataset(dataset, inputs, targets, num_classes, test_inputs, test_targets, groups, test_groups, facts)
 
 
-def _tensor(dataset: str, name: str, values: ArrayLike) -> Tensor:
+def _array(dataset: str, name: str, values: ArrayLike) -> NDArray[Any]:
     try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise UserError(f"dataset {dataset}: {name} is not an array: its rows differ in length") from error
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"dataset {dataset}: {name} is not an array with rows of one length") from error
+
+
+def _tensor(dataset: str, name: str, values: ArrayLike) -> Tensor:
+    array = _array(dataset, name, values)
     if array.dtype.kind not in "fiub" or not array.ndim:
         found = f"{array.dtype} of shape {list(array.shape)}"
         raise UserError(f"dataset {dataset}: {name} should be an array of numbers, not {found}")
@@ -231,7 +238,7 @@ def _groups(
         return None, None, []
     parts = []
     for name, samples in (("groups", inputs), ("test_groups", test_inputs)):
-        part = np.asarray(arrays.get(name, []))
+        part = _array(dataset, name, arrays.get(name, []))
         if name in arrays and part.shape != (0 if samples is None else len(samples),):
             raise UserError(f"dataset {dataset}: {name} should hold one id a sample, not shape {list(part.shape)}")
         if name in arrays and part.dtype.kind not in "iuU":

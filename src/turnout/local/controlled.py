@@ -42,5 +42,7 @@ class ControlledSGD(LocalSGD):
         _, steps, _ = carry
         delta = params - received
         assert self.control is not None
-        change = torch.where(steps > 0, -self.control - delta / (steps * self.lr).clamp(min=1e-30), torch.zeros_like(delta))
+        change = torch.where(
+            steps > 0, -self.control - delta / (steps * self.lr).clamp(min=1e-30), torch.zeros_like(delta)
+        )
         return {"delta": delta, "control": change}, {"control": state["control"] + change}

@@ -1,6 +1,6 @@
 """FedProx's client: stay near the model received.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020: minimise L_i(theta) + mu/2 |theta - received|^2.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from turnout.task import Task
 
 @dataclass(frozen=True)
 class ProximalSGD(LocalSGD):
-    """Local SGD with the proximal pull `mu * (theta - received)` added to every gradient."""
+    """Minimise L_i(theta) + mu/2 |theta - received|^2: every gradient gets the pull `mu * (theta - received)`."""
 
     mu: float = 0.0
 

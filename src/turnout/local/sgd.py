@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class ClientData:
         Rows of padding are zero, so that a sum over rows is a sum over the client's samples.
         """
         rows = []
-        for index, weights in zip(self.index.split(self.chunk), self.weights.split(self.chunk), strict=True):
+        for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
             values = function(self.inputs[index], self.targets[index])
             rows.append(torch.where(weights.view(-1, *(1,) * (values.ndim - 1)) > 0, values, torch.zeros_like(values)))
         return torch.cat(rows)
@@ -121,7 +121,8 @@ class LocalSGD:
         if self.steps is not None:
             return np.broadcast_to(np.asarray(self.steps, np.int64), counts.shape)
         a_pass = np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
-        return np.asarray(self.epochs, np.int64) * a_pass
+        steps: NDArray[np.int64] = np.asarray(self.epochs, np.int64) * a_pass
+        return steps
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
         """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i)."""
@@ -161,13 +162,14 @@ class LocalSGD:
         """One step of torch.optim.SGD: clip, decay, momentum, move."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
-        if isinstance(self.weight_decay, Tensor) or self.weight_decay:
-            gradient = gradient + self.weight_decay * params
+        lr, decay = cast(float | Tensor, self.lr), cast(float | Tensor, self.weight_decay)  # a client's own: a tensor
+        if isinstance(decay, Tensor) or decay:
+            gradient = gradient + decay * params
         if self.momentum:
             gradient = velocity = velocity.mul(self.momentum).add(gradient)
-        if isinstance(self.lr, Tensor):
-            return params - self.lr * gradient, velocity
-        return params.add(gradient, alpha=-self.lr), velocity
+        if isinstance(lr, Tensor):
+            return params - lr * gradient, velocity
+        return params.add(gradient, alpha=-lr), velocity
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

@@ -26,7 +26,9 @@ class Event:
 
     def __str__(self) -> str:
         facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
-        return f"round {self.round}, {self.time:.6g} s: {self.kind.replace('_', ' ')}" + (f" ({facts})" if facts else "")
+        return f"round {self.round}, {self.time:.6g} s: {self.kind.replace('_', ' ')}" + (
+            f" ({facts})" if facts else ""
+        )
 
 
 @dataclass

@@ -78,7 +78,7 @@ def one_class(
     """Client i holds only class i mod C, no sample twice: `samples` (`test_samples`) of them, or an even share of all.
 
     With `clients_per_class` the clients are listed class by class instead: client i holds class i // clients_per_class.
-    Reference: Fraboni et al., Clustered Sampling, ICML 2021, Fig. 1 (MNIST, 100 clients, 500 training samples each).
+    Reference: Fraboni et al., Clustered Sampling, ICML 2021 (MNIST, 100 clients, 500 training samples each).
     """
     labels, classes = _labels(data, "one_class", part)
     _enough(len(labels), clients)
@@ -320,7 +320,7 @@ def _by_class(labels: IntArray, classes: int, keys: IntArray) -> tuple[IntArray,
 def _dirichlet(keys: IntArray, count: int, alpha: float) -> FloatArray:
     """`[len(keys), count]` rows of Dir(alpha): normalised gamma draws, in logarithms since most vanish at small alpha.
 
-    Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha); reference: Marsaglia and Tsang, ACM TOMS 2000, section 6.
+    Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha); reference: Marsaglia and Tsang, ACM TOMS 2000.
     """
     draws = np.maximum(random.uniform(keys, 2 * count), 2.0**-54)
     gammas = np.log(gammaincinv(alpha + 1, draws[:, :count])) + np.log(draws[:, count:]) / alpha

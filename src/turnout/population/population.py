@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.datasets.dataset import Dataset
+from turnout.errors import UserError, unknown
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.devices import Devices, fixed
 from turnout.population.links import Links
+from turnout.population.partition import PARTITIONS, split
 from turnout.population.ragged import Ragged
 
 FloatArray = NDArray[np.float64]
@@ -32,7 +38,7 @@ class Population:
     Client `i` trains on rows `train.row(i)` of the shared pool `inputs, targets` and is tested on `test.row(i)`.
     `importance` is `samples` (n_i / n), `equal`, or N numbers that sum to 1.
 
-    >>> population = Population.of(dataset, partition.iid(dataset, clients=100, seed=0))
+    >>> population = Population.of(turnout.datasets.load("digits"), clients=100, partition="iid")
     """
 
     inputs: Tensor
@@ -57,7 +63,7 @@ class Population:
         if len(self.train) == 0:
             raise UserError("population: it has no clients")
         if len(empty):
-            raise UserError(f"population: client {_some(empty)} has no training sample; drop it or choose another partition")
+            raise UserError(f"population: client {_some(empty)} has no training sample; choose another partition")
         for name, values in (("inputs", self.inputs), ("targets", self.targets)):
             if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 raise UserError(f"population: {name} contain NaN or infinity; clean the data first")
@@ -72,7 +78,8 @@ class Population:
     def _importance(self) -> FloatArray:
         if isinstance(self.importance, str):
             if self.importance == "samples":
-                return self.train.counts / self.train.counts.sum()
+                counts = self.train.counts.astype(np.float64)
+                return np.asarray(counts / counts.sum())
             if self.importance == "equal":
                 return np.full(self.size, 1 / self.size)
             raise UserError(f"population.importance: {self.importance!r} is not samples, equal or a list of numbers")
@@ -85,6 +92,50 @@ class Population:
             raise UserError(f"population.importance: the values sum to {given.sum():.6g}, they must sum to 1")
         return given
 
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        clients: int,
+        partition: str | Callable[..., Ragged] = "iid",
+        *,
+        seed: int = 0,
+        test: str = "split",
+        test_fraction: float = 0.2,
+        partition_options: Mapping[str, Any] | None = None,
+        **columns: Any,
+    ) -> Population:
+        """Deal a dataset to clients: `partition` is a name in `PARTITIONS` or a function of (dataset, clients, seed).
+
+        Where clients test: `split` keeps `test_fraction` of each client's samples for that, `matched` deals the
+        dataset's test set by the same rule, `none` leaves them the central test set only. `columns` are the other
+        fields of a population: importance, devices, links, ...
+        """
+        if isinstance(partition, str):
+            if partition not in PARTITIONS:
+                raise unknown("partition", partition, PARTITIONS)
+            partition = PARTITIONS[partition]
+        options = dict(partition_options or {})
+        rows = partition(dataset, clients, seed, **options)
+        inputs, targets, tests = dataset.inputs, dataset.targets, None
+        central = None
+        if dataset.test_inputs is not None and dataset.test_targets is not None:
+            central = (dataset.test_inputs, dataset.test_targets)
+        if test == "split":
+            rows, tests = split(rows, test_fraction, seed)
+        elif test == "matched":
+            if central is None or "part" not in signature(partition).parameters:
+                raise UserError(
+                    "clients.test: matched needs a dataset with a test set and a partition that can deal it "
+                    "(dirichlet_equal, one_class or natural)"
+                )
+            dealt = partition(dataset, clients, seed, **options, part="test")
+            tests = Ragged(dealt.offsets, dealt.values + len(inputs))
+            inputs, targets = torch.cat([inputs, central[0]]), torch.cat([targets, central[1]])
+        elif test != "none":
+            raise UserError(f"clients.test: {test!r} is not split, matched or none")
+        return cls(inputs, targets, rows, tests, central, seed=seed, **columns)
+
     @property
     def size(self) -> int:
         return len(self.train)
@@ -95,8 +146,8 @@ class Population:
 
     @cached_property
     def ticks_per_second(self) -> int:
-        """The clock's resolution: microseconds, unless the devices have an exact one."""
-        return self.devices.ticks_per_second() or MICROSECONDS
+        """The clock's resolution: microseconds, made finer where the devices' own times need it to be exact."""
+        return math.lcm(MICROSECONDS, self.devices.ticks_per_second() or 1)
 
     def samples(self, ids: IntArray, at: FloatArray) -> Ragged:
         """Rows of the pool each client trains on at its time: a pure function of client and time."""

@@ -43,14 +43,14 @@ class Ragged:
 
     def rows(self, ids: NDArray[np.integer]) -> Ragged:
         """The given rows, in the given order."""
-        counts = self.counts[ids]
+        counts = self.offsets[ids + 1] - self.offsets[ids]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(self.offsets[ids], counts)
         return Ragged(offsets, self.values[position])
 
     def padded(self, ids: NDArray[np.integer], width: int) -> NDArray[np.integer]:
         """`[len(ids), width]` values; what lies beyond a row's length repeats its first value (or 0)."""
-        counts = self.counts[ids]
+        counts = self.offsets[ids + 1] - self.offsets[ids]
         column = np.minimum(np.arange(width), np.maximum(counts, 1)[:, None] - 1)
         column = np.where(np.arange(width) < counts[:, None], column, 0)
         position = np.minimum(self.offsets[ids][:, None] + column, max(len(self.values) - 1, 0))

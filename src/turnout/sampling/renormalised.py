@@ -9,7 +9,7 @@ from turnout.sampling.sampler import FloatArray, Subset
 
 @dataclass
 class Renormalised(Subset):
-    """omega_i = p_i / sum over the drawn of p_j. **Biased**: E[omega] is not proportional to p unless all p are equal."""
+    """omega_i = p_i / sum over the drawn of p_j. **Biased**: E[omega] is not p unless all p are equal."""
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         return importance / importance.sum() if len(importance) else importance

@@ -52,7 +52,9 @@ class Subset(Sampler):
     def sample(self, server: Server) -> Selection:
         candidates = int(np.count_nonzero(server.importance))
         if not 1 <= self.clients_per_round <= candidates:
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be from 1 to the {candidates} clients")
+            raise UserError(
+                f"sampler.clients_per_round: {self.clients_per_round} must be from 1 to the {candidates} clients"
+            )
         clients = server.online().sample(self.clients_per_round, self.key(server))
         return Selection(clients, self.weigh(server.importance[clients], candidates))
 

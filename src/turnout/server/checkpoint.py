@@ -49,6 +49,9 @@ class Checkpoints:
         for old in self._paths()[2:]:
             old.unlink()
 
+    def any(self) -> bool:
+        return bool(self._paths())
+
     def _paths(self) -> list[Path]:
         """Newest first."""
         paths = (path for path in self.folder.glob("*.safetensors") if re.fullmatch(r"\d{9}", path.stem))

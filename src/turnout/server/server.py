@@ -190,8 +190,8 @@ class Server:
         return updates
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
-        """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights` say
-        what each contributes in this round, None if the rule is not linear."""
+        """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
+        say what each contributes in this round, None if the rule is not linear."""
         if model.shape != self.model.shape or model.dtype != self.model.dtype:
             raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
         self._record.linear = weights is not None
@@ -261,7 +261,8 @@ class Server:
         self._tally = dict.fromkeys(self._tally, 0)
         if self.population.changes:
             self.importance = self.population.importance_at(self.now)
-        if self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
+        last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
+        if last or self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
             record.measures = self.evaluate()
         for observer in self.observers:
             observer.on_round(self, record)
@@ -271,7 +272,9 @@ class Server:
     def _end(self, job: Job) -> None:
         """Count a job that has just ended."""
         self._ended.append(job)
-        self._tally["arrived" if job.outcome == "arrived" else "cancelled" if job.outcome == "cancelled" else "failed"] += 1
+        self._tally[
+            "arrived" if job.outcome == "arrived" else "cancelled" if job.outcome == "cancelled" else "failed"
+        ] += 1
         self._tally["bytes_down"] += job.bytes[0]
         self._tally["bytes_up"] += job.bytes[1]
 
@@ -291,8 +294,6 @@ class Server:
                 self.algorithm.begin(self)
                 self.begun = True
             self.algorithm.run(self)
-            if self._evaluated_at[0] != self.version:
-                self.evaluate()
             for observer in self.observers:
                 observer.on_end(self)
         return self
@@ -303,8 +304,10 @@ class Server:
         population, panel = self.whole_population, self.evaluation.clients
         if panel is not None and panel > population.size:
             raise UserError(f"evaluation.clients: a panel of {panel} out of {population.size} clients")
-        clients = population.ids if panel is None else np.sort(
-            random.subset(random.key(self.seed, "panel"), panel, population.size)
+        clients = (
+            population.ids
+            if panel is None
+            else np.sort(random.subset(random.key(self.seed, "panel"), panel, population.size))
         )
         splits = {"train": population.train} if self.evaluation.train or population.test is None else {}
         if population.test is not None:

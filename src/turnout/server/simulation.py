@@ -95,7 +95,9 @@ class Simulation(Server):
         received, versions, batches, done = self._received(ids, numbers, model)
         down_bytes = 0 if isinstance(model, Keep) else self._wire_bytes(self.model.numel() + _sent_along(work))
         up_bytes = 8 if hold else self._payload_bytes(work)
-        down = np.zeros(len(ids)) if isinstance(model, Keep) else world.links.download_seconds(world.seed, ids, down_bytes)
+        down = (
+            np.zeros(len(ids)) if isinstance(model, Keep) else world.links.download_seconds(world.seed, ids, down_bytes)
+        )
         push = 0.0 if isinstance(model, Keep) else world.links.push_seconds(len(ids), down_bytes)
         start = self._clock + round(push * self._ticks)
         samples = world.counts(ids, np.full(len(ids), start / self._ticks))
@@ -105,8 +107,12 @@ class Simulation(Server):
 
         ends = start + np.maximum(1, self._to_ticks(down + compute + up))
         outcome = np.full(len(ids), ARRIVED, dtype=object)
-        crashed, share = world.crashes.draw(world.seed, ids, self.version if world.crashes.clock == "round" else numbers)
-        self._interrupt(ends, outcome, CRASHED, np.where(crashed, start + self._to_ticks(down + share * compute), ends), crashed)
+        crashed, share = world.crashes.draw(
+            world.seed, ids, self.version if world.crashes.clock == "round" else numbers
+        )
+        self._interrupt(
+            ends, outcome, CRASHED, np.where(crashed, start + self._to_ticks(down + share * compute), ends), crashed
+        )
         if world.availability.clock == "seconds":
             until = world.availability.online_until(world.seed, ids, self.now)
             self._interrupt(ends, outcome, OFFLINE, *self._before(until, ends))
@@ -227,13 +233,10 @@ class Simulation(Server):
     @staticmethod
     def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
         """Remove the first `count` wanted jobs from the list."""
-        if wanted is None:
-            taken = waiting[:count]
-            del waiting[: len(taken)]
-            return taken
-        taken, left = [], []
+        taken: list[Job] = []
+        left: list[Job] = []
         for job in waiting:
-            fits = job.client in wanted and (count is None or len(taken) < count)
+            fits = (wanted is None or job.client in wanted) and (count is None or len(taken) < count)
             (taken if fits else left).append(job)
         waiting[:] = left
         return taken

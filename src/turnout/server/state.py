@@ -29,7 +29,8 @@ def unnest(prefix: str, tensors: Named) -> Named:
 
 def save_state(thing: Any) -> tuple[Facts, Named]:
     """Fields with `init=False` of a dataclass, and of the dataclasses among its options."""
-    facts, tensors = {}, {}
+    facts: Facts = {}
+    tensors: Named = {}
     for part in fields(thing):
         value = getattr(thing, part.name)
         if is_dataclass(value) and not isinstance(value, type):
@@ -75,7 +76,8 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
     """Jobs with the models they received and the results already computed."""
     models: dict[int, tuple[int, Tensor]] = {}
     works: dict[int, tuple[int, LocalSGD]] = {}
-    rows, tensors = [], {}
+    rows: list[Facts] = []
+    tensors: Named = {}
     vectors: dict[str, list[Tensor]] = {}
     for job in jobs:
         row: Facts = {part.name: getattr(job, part.name) for part in fields(job) if part.name not in _NESTED}
@@ -113,7 +115,7 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
     known, works = _known_works(), []
     for number, (name, values) in enumerate(facts["works"]):
         if name not in known:
-            raise UserError(f"checkpoint: it holds jobs of {name}, which is not imported; import the module that defines it")
+            raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
         works.append(known[name](**values).bind(unnest(f"work{number}", tensors)))
     models = list(tensors["models"]) if "models" in tensors else []
     jobs = []
@@ -134,4 +136,3 @@ def _rows(tensors: Named, kind: str, where: dict[str, int] | None) -> tuple[Name
     if where is None:
         return None
     return {name: tensors[f"{kind}/{name}"][row : row + 1] for name, row in where.items()}, 0
-

@@ -146,7 +146,9 @@ class Updates:
     def _blocks(self, held: bool = False) -> list[tuple[Named, list[int], list[int]]]:
         """The trained rows, block by block: (block, rows of the block, rows here)."""
         if not held and any(job.hold for job in self.jobs):
-            raise UserError("updates: some vectors are still held by their clients; server.fetch(clients) brings them home")
+            raise UserError(
+                "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
+            )
         if any(job.result is None for job in self.jobs):
             self._train(self.jobs)
         blocks: dict[int, tuple[Named, list[int], list[int]]] = {}
@@ -193,16 +195,18 @@ class Updates:
             np.add.at(spread, there, weights[rows])
             if len(there) < len(values):  # rows of other jobs may not be touched: they need not be finite
                 values, spread = values[there], weights[rows]
-            part = torch.tensordot(torch.as_tensor(spread, dtype=values.dtype, device=values.device), values, dims=1)
+            row = torch.as_tensor(spread, dtype=values.dtype, device=values.device)
+            part: Tensor = torch.tensordot(row, values, dims=1)
             total = part if total is None else total + part
         assert total is not None, "a sum over no updates"
         return total
 
     def norms(self, name: str = "delta") -> Tensor:
         """`[k]` Euclidean norms: the one number that also comes with a held update."""
-        return self._gather(name, held=True).flatten(1).norm(dim=1)
+        norms: Tensor = self._gather(name, held=True).flatten(1).norm(dim=1)
+        return norms
 
     def gram(self, name: str = "delta") -> Tensor:
         """`[k, k]` inner products."""
         values = self[name].flatten(1)
-        return values @ values.T
+        return torch.mm(values, values.T)

@@ -1,0 +1,42 @@
+"""Turnout: federated learning with whoever shows up."""
+
+from turnout import datasets, models
+from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms.centralised import Centralised
+from turnout.algorithms.fedadagrad import FedAdagrad
+from turnout.algorithms.fedadam import FedAdam
+from turnout.algorithms.fedavg import FedAvg
+from turnout.algorithms.fedavgm import FedAvgM
+from turnout.algorithms.fednova import FedNova
+from turnout.algorithms.fedprox import FedProx
+from turnout.algorithms.fedyogi import FedYogi
+from turnout.algorithms.local import Local
+from turnout.algorithms.scaffold import Scaffold
+from turnout.cohort.plan import Plan
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD
+from turnout.observe.observer import Observer
+from turnout.population import devices, partition
+from turnout.population.availability import Always, Bernoulli, Crashes, Detection
+from turnout.population.links import Links
+from turnout.population.population import Population
+from turnout.population.ragged import Ragged
+from turnout.run import Experiment, Result, execute, simulate
+from turnout.sampling.fill import Fill
+from turnout.sampling.full import Full
+from turnout.sampling.md import MD
+from turnout.sampling.renormalised import Renormalised
+from turnout.sampling.uniform import Uniform
+from turnout.server.server import KEEP, Server
+from turnout.server.simulation import Simulation
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.task import Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KEEP", "MD", "Algorithm", "Always", "Bernoulli", "Centralised", "Crashes", "Detection", "Evaluation", "Experiment",
+    "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local",
+    "LocalSGD", "Observer", "Plan", "Population", "Ragged", "Renormalised", "Result", "Scaffold", "Server",
+    "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition", "simulate",
+]  # fmt: skip

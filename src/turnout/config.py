@@ -1,0 +1,347 @@
+"""Configurations: TOML sections that name things and give them options, checked with sentences a person understands.
+
+Every section is the arguments of one constructor, so an option exists exactly if the code takes it:
+`[algorithm] name = "fedprox", mu = 0.1` is `FedProx(mu=0.1)`. Nothing here is needed to use Turnout from Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from turnout import datasets, registry
+from turnout.cohort.plan import Plan
+from turnout.datasets.dataset import Dataset
+from turnout.errors import UserError, unknown
+from turnout.local.sgd import LocalSGD
+from turnout.models import MODELS
+from turnout.population import devices
+from turnout.population.availability import Always, Bernoulli, Crashes, Detection
+from turnout.population.links import Links
+from turnout.population.partition import PARTITIONS
+from turnout.population.population import Population
+from turnout.run import Experiment
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.task import Task
+
+AVAILABILITY: dict[str, Callable[..., Any]] = {"always": Always, "bernoulli": Bernoulli}
+DEVICES: dict[str, Callable[..., Any]] = {
+    name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
+}
+Section = dict[str, Any]
+Settings = dict[str, Section]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How long, how often, where."""
+
+    name: str = "run"
+    folder: str = "runs"
+    seed: int = 0
+    rounds: int | None = 100
+    seconds: float | None = None
+    target: float | None = None
+    measure: str = "test_accuracy"
+    checkpoint_every: int = 10
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """How many clients, what they are tested on, how much each counts."""
+
+    count: int
+    test: str = "split"
+    test_fraction: float = 0.2
+    importance: str | list[float] = "samples"
+    joined_at: list[float] | None = None
+    left_at: list[float] | None = None
+    model_bytes: int | None = None
+
+
+SECTIONS = (
+    "run", "data", "partition", "clients", "devices", "links", "availability", "crashes", "detection", "model", "local",
+    "algorithm", "sampler", "evaluation", "engine",
+)  # fmt: skip
+# Options that may change when a run is resumed: they do not change the bits of the rounds both have.
+_FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
+
+
+def builtin_names() -> list[str]:
+    folder = resources.files("turnout") / "configs"
+    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
+
+
+def read(source: str, overrides: list[str] | None = None) -> Settings:
+    """A file, or a built-in configuration by name; then `section.option=value` for each override."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.exists():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"configuration {source}: cannot be read ({error.strerror})") from error
+    elif source in builtin_names():
+        text = (resources.files("turnout") / "configs" / f"{source}.toml").read_text(encoding="utf-8")
+    else:
+        raise unknown("configuration (neither a .toml file nor built in)", source, builtin_names())
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"configuration {source}: not valid TOML ({error})") from error
+    for section, values in settings.items():
+        if not isinstance(values, dict):
+            raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
+    for override in overrides or []:
+        _override(settings, override)
+    for section in settings:
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+    return settings
+
+
+def _override(settings: Settings, text: str) -> None:
+    key, equals, value = text.partition("=")
+    section, dot, option = key.strip().partition(".")
+    if not equals or not dot:
+        raise UserError(f"{text!r}: write an override as section.option=value, for example run.rounds=20")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a bare word is a string
+    options = settings.setdefault(section, {})
+    if option == "name" and section not in ("run",) and options.get("name") != parsed:
+        options.clear()  # another thing has other options
+    options[option] = parsed
+
+
+def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
+    """The experiment, and the complete settings: every option with the value it has."""
+    complete: Settings = {}
+    given = {section: dict(settings.get(section, {})) for section in SECTIONS}
+
+    def make(section: str, function: Callable[..., Any], *, name: str | None = None, **extra: Any) -> Any:
+        made, options = call(section, function, given[section], extra)
+        complete[section] = ({"name": name} if name is not None else {}) | options
+        return made
+
+    run: RunSettings = make("run", RunSettings)
+    data_name = _name(given, "data")
+    dataset: Dataset = make("data", datasets.loader(data_name), name=data_name)
+    counted: ClientSettings = make("clients", ClientSettings)
+    population = _population(run, dataset, counted, given, complete, make)
+    task = _task(run, dataset, given, complete, make)
+    local = make("local", LocalSGD)
+    algorithm_name = _name(given, "algorithm")
+    extra: dict[str, Any] = {"local": local}
+    if given["sampler"]:
+        sampler_name = _name(given, "sampler", "uniform")
+        extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+    algorithm_class = registry.find("algorithm", algorithm_name)
+    algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
+    experiment = Experiment(
+        task,
+        population,
+        algorithm,
+        run.seed,
+        Stopping(run.rounds, run.seconds, run.target, run.measure),
+        make("evaluation", Evaluation),
+        make("engine", Plan),
+        fingerprint(complete),
+    )
+    return experiment, run, complete
+
+
+def _population(
+    run: RunSettings,
+    dataset: Dataset,
+    counted: ClientSettings,
+    given: Settings,
+    complete: Settings,
+    make: Callable[..., Any],
+) -> Population:
+    name = _name(given, "partition", "iid")
+    if name not in PARTITIONS:
+        raise unknown("partition.name", name, PARTITIONS)
+    options = _check_options("partition", PARTITIONS[name], given["partition"], {"data", "clients", "seed", "part"})
+    complete["partition"] = {"name": name, **options}
+    device_name = _name(given, "devices", "fixed")
+    if device_name not in DEVICES:
+        raise unknown("devices.name", device_name, DEVICES)
+    device_options = {"clients": counted.count} if device_name == "fx" else {}
+    if device_name == "fixed" and not given["devices"]:
+        given["devices"] = {"seconds": 1.0}
+    presence = _name(given, "availability", "always")
+    if presence not in AVAILABILITY:
+        raise unknown("availability.name", presence, AVAILABILITY)
+    columns = {
+        name: None if (c := getattr(counted, name)) is None else np.asarray(c, float)
+        for name in ("joined_at", "left_at")
+    }
+    return Population.of(
+        dataset,
+        counted.count,
+        name,
+        seed=run.seed,
+        test=counted.test,
+        test_fraction=counted.test_fraction,
+        partition_options=options,
+        importance=counted.importance,
+        model_bytes=counted.model_bytes,
+        devices=make("devices", DEVICES[device_name], name=device_name, **device_options),
+        links=make("links", Links),
+        availability=make("availability", AVAILABILITY[presence], name=presence),
+        crashes=make("crashes", Crashes),
+        detection=make("detection", Detection),
+        **columns,
+    )
+
+
+def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Settings, make: Callable[..., Any]) -> Task:
+    name = _name(given, "model")
+    if ":" in name:
+        function = registry.dotted("model.name", name)
+    elif name in MODELS:
+        function = MODELS[name]
+    else:
+        raise unknown("model.name", name, MODELS)
+    loss = given["model"].pop("loss", "mse" if dataset.num_classes is None else "cross_entropy")
+    outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
+    known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
+    for option in inspect.signature(function).parameters:
+        if option in known:
+            given["model"].setdefault(option, known[option])
+
+    def module() -> nn.Module:
+        made = make("model", function, name=name)
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model.name: {name} returned {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    task = Task(module, loss, seed=run.seed)
+    complete["model"]["loss"] = loss
+    return task
+
+
+def _name(given: Settings, section: str, default: str | None = None) -> str:
+    name = given[section].pop("name", default)
+    if not isinstance(name, str):
+        raise UserError(f"{section}.name: missing; say which one with {section}.name=...")
+    return name
+
+
+def fingerprint(complete: Settings) -> str:
+    """Names a configuration, apart from what may change when a run goes on."""
+    fixed = {**complete, "run": {k: v for k, v in complete["run"].items() if k not in _FREE}}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+# -- checking options against signatures ----------------------------------------------------------------------
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Each option of a constructor or function: its type hint and its default (`inspect.Parameter.empty`: required)."""
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    options: dict[str, tuple[Any, Any]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
+            typed = get_args(hints[parameter.name])[0]
+            options |= {name: (hint, None) for name, hint in get_type_hints(typed).items()}
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            options[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
+    return options
+
+
+def call(section: str, function: Callable[..., Any], values: Section, given: Section) -> tuple[Any, Section]:
+    """`function(**values, **given)` with checked values; also every option with the value it has."""
+    options = _check_options(section, function, values, set(given))
+    complete = dict(options)
+    for name, (_, default) in options_of(function).items():
+        if name not in given and name not in options:
+            if default is inspect.Parameter.empty:
+                raise UserError(f"{section}.{name}: missing; give it a value")
+            if default is None or isinstance(default, str | bool | int | float | list | tuple):
+                complete[name] = default
+    return function(**options, **given), complete
+
+
+def _check_options(section: str, function: Callable[..., Any], values: Section, hidden: set[str]) -> Section:
+    allowed = {name: hint for name, (hint, _) in options_of(function).items() if name not in hidden}
+    checked = {}
+    for name, value in values.items():
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed) or 'none'}"
+            raise UserError(f"{section}.{name}: unknown option; {hint}")
+        checked[name] = _checked(f"{section}.{name}", value, allowed[name])
+    return checked
+
+
+def _checked(option: str, value: Any, hint: Any) -> Any:
+    kind = _plain(hint)
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=False)
+    except ValidationError as error:
+        raise UserError(f"{option}: {value!r} is not {_in_words(kind)}") from error
+
+
+def _plain(hint: Any) -> Any:
+    """The hint as a person can write it in TOML: arrays are a number or a list of numbers."""
+    if hint is ArrayLike or (
+        get_origin(hint) in (Union, UnionType) and any(_is_array(part) for part in get_args(hint))
+    ):
+        return float | list[float] | str | None
+    return hint
+
+
+def _is_array(hint: Any) -> bool:
+    return hint is np.ndarray or get_origin(hint) is np.ndarray or "Draw" in getattr(hint, "__name__", "")
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
+    if hint in words:
+        return words[hint]
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_in_words(part) for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) in (list, tuple):
+        return "a list"
+    literals = get_args(hint)
+    if literals and all(isinstance(part, str) for part in literals):
+        return "one of " + ", ".join(literals)
+    return getattr(hint, "__name__", str(hint))
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+def as_toml(settings: Settings) -> str:
+    """Sections of plain values; options without a value are left out."""
+    lines = []
+    for section, options in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_value(value)}" for name, value in options.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(part) for part in value) + "]"
+    if isinstance(value, float):
+        return "inf" if value == math.inf else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else json.dumps(str(value))

@@ -1,0 +1,138 @@
+"""The turnout audit: whose data counted, against whose data was meant to count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.observe.observer import Observer, Round
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the audit found. Arrays are over clients."""
+
+    rounds: int
+    intended: FloatArray  # mean importance a round
+    realised: FloatArray  # mean realised weight a round
+    ratio: FloatArray  # realised share / intended share; NaN where nothing was intended
+    contributions: IntArray  # updates used
+    never_heard: IntArray  # clients that were meant to count and never did
+    chi_square: float  # sum (share - intended)^2 / intended: 0 when everybody counted as meant
+    weight_variance: float  # sum over clients of the variance of their weight from round to round
+    mean_weight: float  # mean sum of weights a round: 1 for a full step
+    staleness: dict[int, int]  # updates used, by staleness
+    failures: dict[str, int]  # jobs that brought nothing, by reason
+    events: dict[str, int]  # what else was logged, by kind
+    linear: bool  # False: weights are selection counts, the rule was not a weighted sum
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scripts: everything but the per-client arrays."""
+        heard = self.ratio[self.contributions > 0]
+        return {
+            "rounds": self.rounds,
+            "clients": len(self.intended),
+            "contributions": int(self.contributions.sum()),
+            "never_heard": len(self.never_heard),
+            "ratio_min": float(np.nanmin(heard)) if len(heard) else None,
+            "ratio_max": float(np.nanmax(heard)) if len(heard) else None,
+            "chi_square": self.chi_square,
+            "weight_variance": self.weight_variance,
+            "mean_weight": self.mean_weight,
+            "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
+            "failures": self.failures,
+            "events": self.events,
+            "linear": self.linear,
+        }
+
+
+class Audit(Observer):
+    """Adds up realised weights from the record of every round."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._staleness: dict[int, int] = {}
+        self._failures: dict[str, int] = {}
+        self._events: dict[str, int] = {}
+        self._rounds = 0
+        self._linear = True
+
+    def on_start(self, server: Server) -> None:
+        if not self._started:
+            clients = server.population.size
+            self._started = True
+            self._intended, self._realised, self._squares = (np.zeros(clients) for _ in range(3))
+            self._contributions = np.zeros(clients, np.int64)
+
+    def on_round(self, server: Server, record: Round) -> None:
+        self._rounds += 1
+        self._intended += server.importance
+        self._linear &= record.linear
+        clients = np.array([job.client for job in record.jobs], np.int64)
+        used = record.weights != 0
+        touched, where = np.unique(clients[used], return_inverse=True)
+        in_round = np.bincount(where, record.weights[used], minlength=len(touched))
+        self._realised[touched] += in_round
+        self._squares[touched] += in_round**2
+        np.add.at(self._contributions, clients[used], 1)
+        for staleness, times in zip(*np.unique(record.staleness[used], return_counts=True), strict=True):
+            self._staleness[int(staleness)] = self._staleness.get(int(staleness), 0) + int(times)
+        for job in record.jobs:
+            if job.outcome != "arrived" and not job.logged:
+                self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
+
+    def on_event(self, server: Server, event: Any) -> None:
+        self._events[event.kind] = self._events.get(event.kind, 0) + 1
+
+    @property
+    def findings(self) -> Findings:
+        rounds = max(1, self._rounds)
+        intended, realised = self._intended / rounds, self._realised / rounds
+        meant, total = intended > 0, realised.sum()
+        share = realised / total if total else realised
+        ratio = np.divide(share, intended, out=np.full(len(share), np.nan), where=meant)
+        return Findings(
+            rounds=self._rounds,
+            intended=intended,
+            realised=realised,
+            ratio=ratio,
+            contributions=self._contributions,
+            never_heard=np.flatnonzero(meant & (self._contributions == 0)),
+            chi_square=float((np.square(share - intended)[meant] / intended[meant]).sum()),
+            weight_variance=float((self._squares / rounds - realised**2).sum()),
+            mean_weight=float(total),
+            staleness=self._staleness,
+            failures=self._failures,
+            events=self._events,
+            linear=self._linear,
+        )
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {
+            "rounds": self._rounds,
+            "linear": self._linear,
+            "staleness": sorted(self._staleness.items()),
+            "failures": self._failures,
+            "events": self._events,
+        }
+        arrays = {name: getattr(self, f"_{name}") for name in ("intended", "realised", "squares", "contributions")}
+        return facts, {name: torch.as_tensor(value) for name, value in arrays.items()}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._started = True
+        self._rounds, self._linear = facts["rounds"], facts["linear"]
+        self._staleness = {int(k): int(v) for k, v in facts["staleness"]}
+        self._failures, self._events = facts["failures"], facts["events"]
+        for name, value in tensors.items():
+            setattr(self, f"_{name}", value.numpy().copy())

@@ -1,0 +1,162 @@
+"""History: a row a round and a row a job, in memory or as Parquet segments readable with pandas in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from turnout.files import write_durably
+from turnout.observe.observer import Observer, Round
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+_WORDS = {"outcome"}
+_COUNTS = {
+    "round", "invited", "arrived", "failed", "cancelled", "used", "heard", "bytes_down", "bytes_up", "staleness_max",
+    "client", "job", "version", "staleness", "samples", "steps",
+}  # fmt: skip
+_FLUSH_ROWS = 50_000
+
+
+class Table:
+    """Rows that grow; with a folder, they are written out as Parquet segments and leave memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.columns: dict[str, list[Any]] = {}
+        self.rows = 0
+        self.segments: list[str] = []
+
+    def append(self, columns: dict[str, Any]) -> None:
+        """Add rows: equal-length lists by column. A column new to the table is empty in the rows before."""
+        count = len(next(iter(columns.values())))
+        for name in columns:
+            self.columns.setdefault(name, [None] * self.rows)
+        for name, values in self.columns.items():
+            values.extend(columns.get(name, [None] * count))
+        self.rows += count
+
+    def flush(self) -> None:
+        """Write what is in memory as a new segment."""
+        if self.folder is None or not self.rows:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = {
+            name: pa.string() if name in _WORDS else pa.int64() if name in _COUNTS else pa.float64()
+            for name in self.columns
+        }
+        table = pa.table({name: pa.array(values, types[name]) for name, values in self.columns.items()})
+        segment = f"{len(self.segments):06d}.parquet"
+        write_durably(self.folder / segment, lambda path: pq.write_table(table, path))
+        self.segments.append(segment)
+        self.columns = {name: [] for name in self.columns}
+        self.rows = 0
+
+    def cut_back(self, segments: list[str]) -> None:
+        """Forget whatever was written after those segments."""
+        self.segments = list(segments)
+        if self.folder is not None and self.folder.exists():
+            for path in self.folder.iterdir():
+                if path.name not in segments:
+                    path.unlink()
+
+    def read(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All rows, as arrays by column; a missing number is NaN."""
+        self_columns = {name: list(values) for name, values in self.columns.items()}
+        if self.segments:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            assert self.folder is not None
+            parts = [pq.read_table(self.folder / segment) for segment in self.segments]
+            written = pa.concat_tables(parts, promote_options="default").to_pydict()
+            names = [*written, *(name for name in self_columns if name not in written)]
+            before = len(next(iter(written.values())))
+            self_columns = {
+                name: written.get(name, [None] * before) + self_columns.get(name, [None] * self.rows) for name in names
+            }
+        return {name: _array(name, values) for name, values in self_columns.items()}
+
+
+def _array(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
+    if name in _WORDS:
+        return np.array(values, dtype=object)
+    if name in _COUNTS:
+        return np.array(values, np.int64)
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+class History(Observer):
+    """`rounds` and `jobs`: what happened, row by row. With a folder: `folder/history` and `folder/jobs`."""
+
+    def __init__(self, folder: Path | None = None, jobs: bool = True) -> None:
+        self.rounds = Table(None if folder is None else folder / "history")
+        self.jobs = Table(None if folder is None else folder / "jobs") if jobs else None
+
+    def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
+        if not server.begun:
+            row = {"round": 0, "time": 0.0, "heard": 0, **measures}
+            self.rounds.append({name: [value] for name, value in row.items()})
+
+    def on_round(self, server: Server, record: Round) -> None:
+        row = {"round": record.number, "time": record.time, **record.facts, **record.measures}
+        self.rounds.append({name: [value] for name, value in row.items()})
+        if self.jobs is not None and record.jobs:
+            self._append_jobs(server, record)
+
+    def _append_jobs(self, server: Server, record: Round) -> None:
+        assert self.jobs is not None
+        jobs, ticks = record.jobs, server.population.ticks_per_second
+        fresh = [not job.logged for job in jobs]  # a job that is used again costs nothing more
+        columns: dict[str, list[Any]] = {
+            "round": [record.number] * len(jobs),
+            "client": [job.client for job in jobs],
+            "job": [job.number for job in jobs],
+            "outcome": [job.outcome if new else "reused" for job, new in zip(jobs, fresh, strict=True)],
+            "weight": record.weights.tolist(),
+            "version": [job.version for job in jobs],
+            "staleness": record.staleness.tolist(),
+            "sent_at": [job.sent_at / ticks for job in jobs],
+            "ended_at": [job.ends_at / ticks for job in jobs],
+            "samples": [job.samples for job in jobs],
+            "steps": [job.steps for job in jobs],
+            "progress": [job.progress for job in jobs],
+        }
+        for place, name in enumerate(("download_seconds", "compute_seconds", "upload_seconds")):
+            columns[name] = [job.seconds[place] * new for job, new in zip(jobs, fresh, strict=True)]
+        for place, name in enumerate(("bytes_down", "bytes_up")):
+            columns[name] = [job.bytes[place] * new for job, new in zip(jobs, fresh, strict=True)]
+        self.jobs.append(columns)
+        if self.jobs.rows > _FLUSH_ROWS:
+            self.jobs.flush()
+
+    def on_checkpoint(self, server: Server) -> None:
+        for table in self._tables:
+            table.flush()
+
+    def on_end(self, server: Server) -> None:
+        self.on_checkpoint(server)
+
+    @property
+    def _tables(self) -> list[Table]:
+        return [self.rounds] if self.jobs is None else [self.rounds, self.jobs]
+
+    def clear(self) -> None:
+        """Forget everything, on disk too."""
+        for table in self._tables:
+            table.cut_back([])
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        kept = [table.columns if table.folder is None else {} for table in self._tables]
+        return {"segments": [table.segments for table in self._tables], "rows": kept}, {}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for table, segments, rows in zip(self._tables, facts["segments"], facts["rows"], strict=True):
+            table.cut_back(segments)
+            table.columns, table.rows = rows, len(next(iter(rows.values()), []))

@@ -1,0 +1,28 @@
+"""log.txt: every event, a line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnout.observe.observer import Event, Observer
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+class Log(Observer):
+    """Appends; after a resume the lines since the last checkpoint are there twice, around a line `resumed`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _write(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def on_event(self, server: Server, event: Event) -> None:
+        self._write(str(event))
+
+    def on_end(self, server: Server) -> None:
+        self._write(f"round {server.version}, {server.now:.6g} s: stopped ({server.stopped})")

@@ -1,0 +1,47 @@
+"""Names: an algorithm, a sampler, a dataset is called what its file is called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.errors import UserError, unknown
+from turnout.sampling.sampler import Sampler
+
+_PACKAGES: dict[str, tuple[str, type]] = {
+    "algorithm": ("turnout.algorithms", Algorithm),
+    "sampler": ("turnout.sampling", Sampler),
+}
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind: `algorithm` or `sampler`."""
+    package = importlib.import_module(_PACKAGES[kind][0])
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != kind)
+
+
+def find(kind: str, name: str) -> type[Any]:
+    """The class that a file of that name defines. `package.module:Class` names a class of the user's own."""
+    package, base = _PACKAGES[kind]
+    if ":" in name:
+        found = dotted(f"{kind}.name", name)
+        if not (inspect.isclass(found) and issubclass(found, base)):
+            raise UserError(f"{kind}.name: {name} is not a subclass of {base.__module__}.{base.__name__}")
+        return found
+    if name not in names(kind):
+        raise unknown(f"{kind}.name", name, names(kind))
+    module = importlib.import_module(f"{package}.{name}")
+    own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
+    return next(value for value in own if issubclass(value, base))
+
+
+def dotted(option: str, name: str) -> Any:
+    """What `package.module:attribute` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{option}: {name!r} cannot be imported ({error}); write it as package.module:name") from error

@@ -1,0 +1,179 @@
+"""A run: an experiment carried out, in memory or in a folder that can be resumed and read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.cohort.plan import Plan
+from turnout.errors import UserError
+from turnout.files import write_durably, write_text
+from turnout.observe.audit import Audit, Findings
+from turnout.observe.history import History
+from turnout.observe.log import Log
+from turnout.observe.observer import Observer
+from turnout.population.population import Population
+from turnout.server.checkpoint import Checkpoints
+from turnout.server.server import Server
+from turnout.server.simulation import Simulation
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.task import Task
+
+
+@dataclass
+class Experiment:
+    """Everything that decides a run's result."""
+
+    task: Task
+    population: Population
+    algorithm: Algorithm
+    seed: int = 0
+    stopping: Stopping = field(default_factory=Stopping)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    plan: Plan = field(default_factory=Plan)
+    fingerprint: str = ""  # of the configuration; a checkpoint of another is refused
+
+
+@dataclass
+class Result:
+    """What a finished run leaves behind."""
+
+    server: Server
+    history: History
+    audit: Findings
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The last evaluation."""
+        return self.server.measures
+
+    @property
+    def model(self) -> torch.Tensor:
+        """`[P]` the final global model, flat."""
+        return self.server.model
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
+        return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.model).items()}
+
+    def rounds(self) -> dict[str, np.ndarray[Any, Any]]:
+        """A row a round, as arrays by column (`pandas.DataFrame(result.rounds())` works)."""
+        return self.history.rounds.read()
+
+    def jobs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """A row a job, as arrays by column."""
+        return {} if self.history.jobs is None else self.history.jobs.read()
+
+    def summary(self) -> dict[str, Any]:
+        """For scripts: where the run ended and what the audit found."""
+        server = self.server
+        return {
+            "rounds": server.version,
+            "virtual_seconds": server.now,
+            "stopped": server.stopped,
+            "measures": server.measures,
+            "audit": self.audit.as_dict(),
+        }
+
+
+def simulate(
+    task: Task, population: Population, algorithm: Algorithm, rounds: int | None = 100, *, seed: int = 0, **options: Any
+) -> Result:
+    """Train in virtual time, in memory.
+
+    >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
+    >>> result.measures["test_accuracy"], result.audit.never_heard
+
+    `options` are the other fields of `Experiment`, and `seconds`, `target`, `measure` of the stop rule.
+    """
+    rule = {name: options.pop(name) for name in ("seconds", "target", "measure") if name in options}
+    return execute(Experiment(task, population, algorithm, seed, Stopping(rounds, **rule), **options))
+
+
+def execute(
+    experiment: Experiment,
+    folder: Path | None = None,
+    *,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Carry out an experiment. With a folder, the record, checkpoints and the model are written there; `resume` goes on
+    from the newest whole checkpoint and ends with the same bits as a run that was never interrupted."""
+    history, audit = History(folder), Audit()
+    checkpoints = log = None
+    if folder is not None:
+        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
+        log = Log(folder / "log.txt")
+    server = Simulation(
+        experiment.task,
+        experiment.population,
+        experiment.algorithm,
+        seed=experiment.seed,
+        plan=_plan(experiment.plan, folder, resume),
+        stopping=experiment.stopping,
+        evaluation=experiment.evaluation,
+        observers=[history, audit, *([log] if log else []), *observers],
+        checkpoints=checkpoints,
+    )
+    if folder is not None and not resume:
+        write_text(folder / "plan.json", json.dumps(server.plan.as_dict(), indent=2) + "\n")
+    if resume:
+        _restore(server, history, checkpoints)
+    server.run()
+    result = Result(server, history, audit.findings)
+    if folder is not None:
+        _write_result(result, folder)
+    return result
+
+
+def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
+    """On resume, the choices recorded when the run began."""
+    if not resume or folder is None or not (folder / "plan.json").exists():
+        return plan
+    recorded = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    recorded.pop("torch")
+    return Plan(**recorded)
+
+
+def _restore(server: Simulation, history: History, checkpoints: Checkpoints | None) -> None:
+    if checkpoints is None:
+        raise UserError("resume: only a run in a folder can be resumed")
+    if not checkpoints.any():
+        history.clear()
+        server.log("restarted", why="no checkpoint had been written")
+        return
+    for sentence in checkpoints.load(server):
+        server.log("damaged_checkpoint", what=sentence)
+    server.log("resumed")
+
+
+def _write_result(result: Result, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    state = {name: value.contiguous() for name, value in result.state_dict().items()}
+    write_durably(folder / "model.safetensors", lambda path: save_file(state, path))
+    audit = result.audit
+    columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
+    summary = {**result.summary(), "clients": columns}
+    write_text(folder / "result.json", json.dumps(summary, indent=1) + "\n")
+
+
+def prepare_folder(folder: Path, overwrite: bool) -> None:
+    """A new, empty folder for a run; an old run is only replaced when asked for."""
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise UserError(
+                f"run.name: {folder} already holds a run; choose another run.name, pass --overwrite to replace it, "
+                "or continue it with: turnout resume " + str(folder)
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
