@@ -38,5 +38,6 @@ __all__ = [
     "KEEP", "MD", "Algorithm", "Always", "Bernoulli", "Centralised", "Crashes", "Detection", "Evaluation", "Experiment",
     "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local",
     "LocalSGD", "Observer", "Plan", "Population", "Ragged", "Renormalised", "Result", "Scaffold", "Server",
-    "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition", "simulate",
+    "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition",
+    "simulate",
 ]  # fmt: skip

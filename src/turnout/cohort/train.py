@@ -28,6 +28,8 @@ from turnout.population.ragged import Ragged
 from turnout.random import mix
 from turnout.task import Task
 
+FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Jobs:
@@ -143,7 +145,7 @@ class Cohort:
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
             return work.bind(option).start(task, received, state, self._client(chunk, local))
 
-        def step(option: Named, params: Tensor, carry: Any, batch: Any, number: int) -> Any:
+        def step(option: Named, params: Tensor, carry: Any, batch: FiveTensors, number: int) -> Any:
             return work.bind(option).step(task, params, carry, Batch(*batch, number))
 
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
