@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -157,12 +157,14 @@ class Task:
 
     def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
         """Model outputs for flat parameters [P]. With a key (int64 scalar) the model is in training mode."""
+        return self.call(self.layout.unflatten(params), inputs, key)
+
+    def call(self, named: dict[str, Tensor], inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """The same for parameters by name."""
         if self.module.training != (key is not None):
             self.module.train(key is not None)
-        named: dict[str, Any] = self.layout.unflatten(params)
-        if key is not None:
-            for number, name in enumerate(self._dropout, 1):
-                named[name] = mix(key ^ number)
+        if key is not None and self._dropout:
+            named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
         outputs: Tensor = functional_call(self.module, named, (inputs,))
         return outputs
 

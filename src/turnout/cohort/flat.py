@@ -19,9 +19,12 @@ class Layout:
         self.size = sum(self.sizes)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of `flat` ([P]) by name; the backward pass of the split is one concatenation."""
-        parts = torch.split(flat, self.sizes)
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        """Views of `flat` ([..., P]) by name; the backward pass of the split is one concatenation."""
+        parts = torch.split(flat, self.sizes, dim=-1)
+        lead = flat.shape[:-1]
+        return {
+            name: part.view(*lead, *shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `unflatten`, as a copy."""

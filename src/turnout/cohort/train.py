@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from turnout.cohort import plain_sgd
 from turnout.cohort.batches import plan as plan_batches
 from turnout.cohort.plan import Plan
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
@@ -140,7 +141,10 @@ class Cohort:
         local = (index, weights, counts.to(dtype))
         chunk = min(index.shape[1], work.batch_size)
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
-        received = jobs.models[torch.as_tensor(jobs.received, device=device)]
+        if len(jobs.models) == 1:
+            received = jobs.models.expand(len(steps), -1)
+        else:
+            received = jobs.models[torch.as_tensor(jobs.received, device=device)]
 
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
             return work.bind(option).start(task, received, state, self._client(chunk, local))
@@ -151,24 +155,30 @@ class Cohort:
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
             return work.bind(option).finish(task, received, params, carry, state, self._client(chunk, local))
 
+        def mini_batches() -> Iterator[FiveTensors]:
+            for number in range(int(steps[0])):
+                active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
+                positions, batch_weights = batches.step(number, active, dtype)
+                rows = index[:active].gather(1, positions).flatten()
+                pools = (self.inputs, self.targets)
+                inputs, targets = (p.index_select(0, rows).view(*positions.shape, *p.shape[1:]) for p in pools)
+                yield inputs, targets, batch_weights, positions, keys[:active, number]
+
         params, carry = vmap(start)(options, received, jobs.state, local)
-        ended: list[Any] = []  # parameters and carry of clients that have done all their steps
-        running = options
-        for number in range(int(steps[0])):
-            active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
-            if active < len(params):
-                ended.append(_rows((params, carry), slice(active, None)))
-                params, carry, running = _rows((params, carry, running), slice(active))
-            positions, batch_weights = batches.step(number, active, dtype)
-            rows = index[:active].gather(1, positions).flatten()
-            inputs, targets = (
-                pool.index_select(0, rows).view(*positions.shape, *pool.shape[1:])
-                for pool in (self.inputs, self.targets)
-            )
-            batch = (inputs, targets, batch_weights, positions, keys[:active, number])
-            params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch, number)
-        if ended:
-            params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
+        if plain_sgd.applies(work):
+            simple = ((inputs, targets, weights, keys) for inputs, targets, weights, _, keys in mini_batches())
+            params = plain_sgd.run(task, params, options.get("lr", work.lr), simple)
+        else:
+            ended: list[Any] = []  # parameters and carry of clients that have done all their steps
+            running = options
+            for number, batch in enumerate(mini_batches()):
+                active = len(batch[0])
+                if active < len(params):
+                    ended.append(_rows((params, carry), slice(active, None)))
+                    params, carry, running = _rows((params, carry, running), slice(active))
+                params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch, number)
+            if ended:
+                params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
         payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
         return payload, state, {"params": params} if keep else {}
 
