@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, config, datasets, registry
@@ -41,7 +42,7 @@ def _sentences() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        err.print(f"[red]turnout:[/red] {error}", soft_wrap=True, highlight=False)
+        err.print(f"[red]turnout:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from error
 
 
@@ -205,7 +206,7 @@ def list_names(
         for name, things in listing.items():
             table = Table(show_header=False, title=name, title_justify="left", box=None)
             for thing, sentence in things.items():
-                table.add_row(f"[bold]{thing}[/bold]", sentence)
+                table.add_row(f"[bold]{thing}[/bold]", escape(sentence))
             out.print(table)
 
 
@@ -231,8 +232,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
         for section, thing in found.items():
             module = introspection.getmodule(thing)
             if section in ("algorithm", "sampler", "data"):
-                out.print((introspection.getdoc(module) or "") + "\n", highlight=False)
-            out.print(introspection.getdoc(thing) or "", highlight=False)
+                out.print((introspection.getdoc(module) or "") + "\n", highlight=False, markup=False)
+            out.print(introspection.getdoc(thing) or "", highlight=False, markup=False)
             hidden = {"local", "sampler", "data", "clients", "seed", "part"}
             options = {o: d for o, d in config.options_of(thing).items() if o not in hidden}
             table = Table(f"[{section}] option".replace("[", "\\["), "type", "default", box=None)

@@ -13,7 +13,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import resources
 from pathlib import Path
 from types import UnionType
@@ -255,7 +255,8 @@ def fingerprint(complete: Settings) -> str:
 
 def options_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Each option of a constructor or function: its type hint and its default (`inspect.Parameter.empty`: required)."""
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
+    hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, tuple[Any, Any]] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]

@@ -7,12 +7,13 @@ and no flat gradient is ever put together. The contract suite proves it equal to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from turnout.local.sgd import LocalSGD, Named
+from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task import Task
 
 
@@ -23,21 +24,32 @@ def applies(work: LocalSGD) -> bool:
     return ordinary and not work.momentum and not work.weight_decay and work.clip_norm is None
 
 
-def run(
-    task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]
-) -> Tensor:
-    """Parameters `[C, P]` after all steps. A batch is (inputs, targets, weights, keys) of the first so many clients."""
+def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weights: Tensor, key: Tensor) -> Tensor:
+    return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
+
+
+def run_cohort(task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[Batch]) -> Tensor:
+    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`."""
     layers = {name: value.clone() for name, value in task.layout.unflatten(received).items()}
-
-    def objective(named: Named, inputs: Tensor, targets: Tensor, weights: Tensor, key: Tensor) -> Tensor:
-        return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
-
-    gradients = vmap(grad(objective))
-    for inputs, targets, weights, keys in batches:
-        active = {name: value[: len(inputs)] for name, value in layers.items()}
-        for name, gradient in gradients(active, inputs, targets, weights, keys).items():
+    gradients = vmap(grad(partial(_objective, task)))
+    for batch in batches:
+        clients = len(batch.inputs)
+        active = {name: value[:clients] for name, value in layers.items()}
+        for name, gradient in gradients(active, batch.inputs, batch.targets, batch.weights, batch.key).items():
             if isinstance(lr, Tensor):
-                active[name].sub_(gradient * lr[: len(inputs)].view(-1, *(1,) * (gradient.ndim - 1)))
+                active[name].sub_(gradient * lr[:clients].view(-1, *(1,) * (gradient.ndim - 1)))
             else:
                 active[name].add_(gradient, alpha=-lr)
     return torch.cat([layers[name].flatten(1) for name in task.layout.names], dim=1)
+
+
+def run_client(task: Task, received: Tensor, lr: float, batches: Iterator[Batch]) -> Tensor:
+    """The same for one client, `[P]`."""
+    layers = {name: value.clone().requires_grad_() for name, value in task.layout.unflatten(received).items()}
+    for batch in batches:
+        with torch.enable_grad():
+            loss = _objective(task, layers, batch.inputs, batch.targets, batch.weights, batch.key)
+            gradients = torch.autograd.grad(loss, list(layers.values()))
+        for layer, gradient in zip(layers.values(), gradients, strict=True):
+            layer.detach().add_(gradient, alpha=-lr)
+    return task.layout.flatten(layers)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from turnout.cohort import plain_sgd
 from turnout.cohort.batches import plan as plan_batches
+from turnout.cohort.memory import keep_freed_memory
 from turnout.cohort.plan import Plan
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.population.ragged import Ragged
@@ -94,7 +95,9 @@ class Cohort:
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:
             task.vectorised = False
-        if plan.device != "cpu":
+        if plan.device == "cpu":
+            keep_freed_memory()
+        else:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
 
     def place(self, tensor: Tensor) -> Tensor:
@@ -155,28 +158,27 @@ class Cohort:
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
             return work.bind(option).finish(task, received, params, carry, state, self._client(chunk, local))
 
-        def mini_batches() -> Iterator[FiveTensors]:
+        def mini_batches() -> Iterator[Batch]:
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 positions, batch_weights = batches.step(number, active, dtype)
                 rows = index[:active].gather(1, positions).flatten()
                 pools = (self.inputs, self.targets)
                 inputs, targets = (p.index_select(0, rows).view(*positions.shape, *p.shape[1:]) for p in pools)
-                yield inputs, targets, batch_weights, positions, keys[:active, number]
+                yield Batch(inputs, targets, batch_weights, positions, keys[:active, number], number)
 
         params, carry = vmap(start)(options, received, jobs.state, local)
         if plain_sgd.applies(work):
-            simple = ((inputs, targets, weights, keys) for inputs, targets, weights, _, keys in mini_batches())
-            params = plain_sgd.run(task, params, options.get("lr", work.lr), simple)
+            params = plain_sgd.run_cohort(task, params, options.get("lr", work.lr), mini_batches())
         else:
             ended: list[Any] = []  # parameters and carry of clients that have done all their steps
             running = options
-            for number, batch in enumerate(mini_batches()):
-                active = len(batch[0])
+            for batch in mini_batches():
+                active = len(batch.inputs)
                 if active < len(params):
                     ended.append(_rows((params, carry), slice(active, None)))
                     params, carry, running = _rows((params, carry, running), slice(active))
-                params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch, number)
+                params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch[:5], batch.number)
             if ended:
                 params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
         payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
@@ -198,20 +200,22 @@ class Cohort:
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
             data = self._client(min(n, 1024), (index[i, :n], ones, counts[i]))
+
+            def mini_batches() -> Iterator[Batch]:
+                for number in range(int(steps[i])):
+                    stored = number if positions.shape[1] > 1 else 0
+                    size = sizes[i][stored]
+                    rows = positions[i, stored, :size]
+                    inputs, targets = (pool.index_select(0, rows) for pool in (self.inputs, self.targets))
+                    weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
+                    yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
+
             params, carry = work.start(task, received, state, data)
-            for number in range(int(steps[i])):
-                stored = number if positions.shape[1] > 1 else 0
-                size = sizes[i][stored]
-                pool = positions[i, stored, :size]
-                batch = Batch(
-                    self.inputs.index_select(0, pool),
-                    self.targets.index_select(0, pool),
-                    torch.full((size,), 1 / size, dtype=self.plan.dtype, device=self.plan.device),
-                    batches.positions[i, stored, :size],
-                    keys[i, number],
-                    number,
-                )
-                params, carry = work.step(task, params, carry, batch)
+            if plain_sgd.applies(work):
+                params = plain_sgd.run_client(task, params, work.lr, mini_batches())
+            else:
+                for batch in mini_batches():
+                    params, carry = work.step(task, params, carry, batch)
             payload, state = work.finish(task, received, params, carry, state, data)
             return payload, state, {"params": params} if keep else {}
 
