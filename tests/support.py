@@ -111,6 +111,7 @@ class Standing(Algorithm):
         for _ in server.rounds():
             updates = server.wait(3)
             server.step(updates, np.full(len(updates), 1 / 3))
+            server.invite(updates.failed.clients, self.local, again=True)
 
 
 @dataclass

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 import turnout
+from support import Vector, quadratic_loss
 from turnout import random
 from turnout.population.availability import Availability
 from turnout.sampling.sampler import Sampler, Selection
@@ -24,19 +23,9 @@ EXAMPLE_A = (0.4, 0.3, 0.2, 0.1)
 EXAMPLE_B = (0.6, 0.2, 0.1, 0.1)
 
 
-class Point(nn.Module):
-    """A model that is one number; `loss` pulls it towards each sample's target."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.theta.expand(len(inputs), 1)
-
-
-def pull(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().sum(1) / 2
+def task() -> turnout.Task:
+    """A model that is one number, pulled towards each client's optimum."""
+    return turnout.Task(Vector(1), quadratic_loss)
 
 
 def population(
@@ -55,7 +44,7 @@ def population(
 def server_of(importance: Sequence[float] | str, seed: int = 0, **options: Any) -> Server:
     """The server as an algorithm meets it before its first round; set `version` to get another round's draw."""
     algorithm = turnout.FedAvg(turnout.LocalSGD(0.5, steps=1, batching="full"))
-    return turnout.Simulation(turnout.Task(Point(), pull), population(importance, **options), algorithm, seed=seed)
+    return turnout.Simulation(task(), population(importance, **options), algorithm, seed=seed)
 
 
 def sample(sampler: Sampler, server: Server, version: int) -> Selection:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_server import EXAMPLE_A, Point, drawn_law, near, population, pull, sample, server_of, weights_of
+from small_server import EXAMPLE_A, drawn_law, near, population, sample, server_of, task, weights_of
 
 import turnout
-from turnout import MD, Bernoulli, FedAvg, Fill, Full, LocalSGD, Plan, Renormalised, Task, Uniform, UserError, random
+from turnout import MD, Bernoulli, FedAvg, Fill, Full, LocalSGD, Plan, Renormalised, Uniform, UserError, random
 from turnout.observe.observer import Observer, Round
 from turnout.sampling.sampler import Sampler, Selection, Subset
 from turnout.server.server import Server
 
 SUBSETS: list[type[Subset]] = [Uniform, Fill, Renormalised]
 SCHEMES: list[Sampler] = [Full(), MD(2), Uniform(2), Fill(2), Renormalised(2)]
-FLOAT64 = Plan(precision="float64")
+FLOAT64 = Plan(precision="float64", threads=1)
 
 
 def one_step(sampler: Sampler, server_lr: float = 1.0) -> FedAvg:
@@ -61,7 +61,7 @@ def test_client_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drawn_twice_is_one_job() -> None:
     """client-sampling.md 3.13: over a run, every client has one job a round, and the weights are multiples of 1/m."""
     people = population(EXAMPLE_A)
-    jobs = turnout.simulate(Task(Point(), pull), people, one_step(MD(6)), rounds=10).jobs()
+    jobs = turnout.simulate(task(), people, one_step(MD(6)), rounds=10).jobs()
     assert len(set(zip(jobs["round"], jobs["client"], strict=True))) == len(jobs["round"]) < 60
     assert jobs["weight"] * 6 == pytest.approx(np.rint(jobs["weight"] * 6))
     assert jobs["weight"].max() > 1 / 6 + 1e-9
@@ -101,7 +101,7 @@ def test_the_same_clients_meet_every_algorithm(algorithm: type[FedAvg]) -> None:
     """Paired draws: who is selected depends on seed and round only."""
 
     def selected(run: FedAvg) -> list[tuple[int, int]]:
-        jobs = turnout.simulate(Task(Point(), pull), population(EXAMPLE_A), run, rounds=6).jobs()
+        jobs = turnout.simulate(task(), population(EXAMPLE_A), run, rounds=6).jobs()
         return sorted(zip(jobs["round"].tolist(), jobs["client"].tolist(), strict=True))
 
     local = LocalSGD(0.5, steps=1, batching="full")
@@ -150,10 +150,10 @@ def test_nobody_online_is_an_empty_round(sampler: Sampler) -> None:
     people = population(EXAMPLE_A, availability=Bernoulli(0.0))
     algorithm = one_step(sampler)
     algorithm.retry = 2.5
-    task = Task(Point(), pull)
-    result = turnout.simulate(task, people, algorithm, rounds=3)
+    point = task()
+    result = turnout.simulate(point, people, algorithm, rounds=3)
     assert result.audit.events == {"empty_round": 3}
-    assert result.model.equal(task.initial)
+    assert result.model.equal(point.initial)
     assert result.rounds()["time"].tolist() == [0, 2.5, 5, 7.5]
     assert result.rounds()["invited"].tolist()[1:] == [0, 0, 0]
     assert result.audit.never_heard.tolist() == [0, 1, 2, 3]
@@ -177,7 +177,7 @@ def test_equal_updates(sampler: Sampler, server_lr: float) -> None:
     """client-sampling.md O14: if all updates are v, MD moves by server_lr v, Uniform by that times sum omega."""
     moves, v = Moves(), 0.5 * 3.0  # one step of rate 1/2 from 0 towards 3
     experiment = turnout.Experiment(
-        Task(Point(), pull), population(EXAMPLE_A, optima=[3.0] * 4), one_step(sampler, server_lr), seed=2, plan=FLOAT64
+        task(), population(EXAMPLE_A, optima=[3.0] * 4), one_step(sampler, server_lr), seed=2, plan=FLOAT64
     )
     experiment.stopping = turnout.Stopping(1)
     turnout.execute(experiment, observers=[moves])
@@ -191,9 +191,9 @@ def test_equal_updates(sampler: Sampler, server_lr: float) -> None:
 
 def test_fill_is_uniform_with_a_smaller_rate() -> None:
     """client-sampling.md 3.11: Fill is Uniform with server_lr = m / n, bit for bit when that is a power of 2."""
-    task, people = Task(Point(), pull), population(EXAMPLE_A)
-    fill = turnout.simulate(task, people, one_step(Fill(2)), rounds=25, plan=FLOAT64)
-    uniform = turnout.simulate(task, people, one_step(Uniform(2), server_lr=0.5), rounds=25, plan=FLOAT64)
+    people = population(EXAMPLE_A)
+    fill = turnout.simulate(task(), people, one_step(Fill(2)), rounds=25, plan=FLOAT64)
+    uniform = turnout.simulate(task(), people, one_step(Uniform(2), server_lr=0.5), rounds=25, plan=FLOAT64)
     assert fill.model.equal(uniform.model)
     assert 0 < float(fill.model[0]) < 3
 

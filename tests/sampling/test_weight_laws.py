@@ -79,7 +79,7 @@ def test_master_table_exactly(monkeypatch: pytest.MonkeyPatch, sampler: Sampler,
 
 @pytest.mark.parametrize(("sampler", "p"), UNBIASED)
 def test_covariance_coefficient(monkeypatch: pytest.MonkeyPatch, sampler: Sampler, p: Sequence[float]) -> None:
-    """client-sampling.md O2, O15: alpha = (Sigma - Var[sum]) / (1 - s2), in [0, 1]; E[w_i w_j] = (1 - alpha) p_i p_j."""
+    """client-sampling.md O2, O15: alpha = (Sigma - Var[sum]) / (1 - s2), in [0, 1]; E[w_i w_j] = (1 - alpha) p p."""
     law, table = exact_law(monkeypatch, sampler, p), Table(sampler, p)
     alpha = (np.trace(law.covariance) - law.variance_of_sum) / (1 - np.square(p).sum())
     assert alpha == pytest.approx(table.alpha, abs=1e-14)

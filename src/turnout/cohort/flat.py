@@ -23,7 +23,7 @@ class Layout:
         parts = torch.split(flat, self.sizes, dim=-1)
         lead = flat.shape[:-1]
         return {
-            name: part.view(*lead, *shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+            name: part.view((*lead, *shape)) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:

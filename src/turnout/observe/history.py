@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from turnout.files import write_durably
-from turnout.observe.observer import Observer, Round
+from turnout.observe.observer import NO_FACTS, Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -101,14 +101,16 @@ class History(Observer):
 
     def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
         if not server.begun:
-            row = {"round": 0, "time": 0.0, "heard": 0, **measures}
-            self.rounds.append({name: [value] for name, value in row.items()})
+            self._append_round(Round(0, 0.0, measures=measures))
 
     def on_round(self, server: Server, record: Round) -> None:
-        row = {"round": record.number, "time": record.time, **record.facts, **record.measures}
-        self.rounds.append({name: [value] for name, value in row.items()})
+        self._append_round(record)
         if self.jobs is not None and record.jobs:
             self._append_jobs(server, record)
+
+    def _append_round(self, record: Round) -> None:
+        row = {"round": record.number, "time": record.time, **NO_FACTS, **record.facts, **record.measures}
+        self.rounds.append({name: [value] for name, value in row.items()})
 
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from turnout.server.updates import Job
 
 
+# What the history says of every round, here of one in which nothing happened.
+NO_FACTS: dict[str, float] = {
+    "invited": 0, "arrived": 0, "failed": 0, "cancelled": 0, "used": 0, "heard": 0, "bytes_down": 0, "bytes_up": 0,
+    "weight": 0.0, "staleness_mean": 0.0, "staleness_max": 0,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Event:
     """Something that is not silent: a rejected update, an empty round, a divergence."""
@@ -37,7 +44,7 @@ class Round:
 
     number: int
     time: float  # virtual seconds at its close
-    facts: dict[str, float]  # counts, bytes, weights: a row of the history
+    facts: dict[str, float] = field(default_factory=dict)  # counts, bytes, weights: a row of the history
     jobs: list[Job] = field(default_factory=list)  # jobs that ended or were used in this round
     weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # realised, a value a job
     staleness: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -118,7 +118,7 @@ class Server:
         self.begun = False
         self._open = False  # a round is under way
         self._evaluated_at = (-1, 0.0)  # version and time of the last evaluation
-        self._record = Round(0, 0.0, {})
+        self._record = Round(0, 0.0)
         self._weights: list[float] = []
         self._ended: list[Job] = []
         self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
@@ -142,7 +142,7 @@ class Server:
 
         `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)` or `KEEP`. Numbers of the
         work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`. `again` is a standing
-        invitation: the client restarts on the current model as soon as it has delivered, until cancelled.
+        invitation: the client restarts on the current model once it has delivered, until it fails or is cancelled.
         """
         raise NotImplementedError
 
@@ -239,7 +239,7 @@ class Server:
     def _close_round(self) -> None:
         self.settle()
         self._open = False
-        record, self._record = self._record, Round(self.version + 1, self.now, {})
+        record, self._record = self._record, Round(self.version + 1, self.now)
         used = {job.name for job in record.jobs}
         for job in self._ended:
             if job.name not in used:

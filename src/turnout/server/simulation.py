@@ -222,7 +222,7 @@ class Simulation(Server):
             job = self._next_event()
             if job is not None and (wanted is None or job.client in wanted):
                 ready += job.outcome == ARRIVED
-                expected -= not job.again
+                expected -= job.client not in self._in_flight  # a standing invitation has restarted it
         taken = self._take(self._inbox, wanted, count)
         failed = self._take(self._failures, wanted, None)
         for job in taken:
@@ -262,7 +262,7 @@ class Simulation(Server):
                 self._commit([job])
         for observer in self._arrival_hooks:
             observer.on_arrival(self, job)
-        if job.again:
+        if job.again and success:
             work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
             self.invite([client], work, again=True)
         return job

@@ -1,0 +1,199 @@
+"""Invariant 4: kill the process at any moment, resume, and get the same bits as the uninterrupted run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import turnout
+from support import ALGORITHMS, conv, experiment, same
+from turnout import files
+from turnout.errors import UserError
+from turnout.server.checkpoint import Checkpoints
+
+
+class Crash(BaseException):
+    """The power goes."""
+
+
+class FaultyDisk:
+    """Counts writes, syncs and renames, and crashes at the chosen one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, crash_at: int | None = None) -> None:
+        self.operations, self.crash_at = 0, crash_at
+        self._replace, self._sync, self._durably = os.replace, files._sync, files.write_durably
+        patch.setattr(files.os, "replace", lambda a, b: self._do(self._replace, a, b))
+        patch.setattr(files, "_sync", lambda path: self._do(self._sync, path))
+        for user in ("turnout.run", "turnout.server.checkpoint", "turnout.observe.history"):
+            patch.setattr(f"{user}.write_durably", self._write)
+        patch.setattr(files, "write_durably", self._write)
+
+    def _do(self, operation, *arguments) -> None:  # type: ignore[no-untyped-def]
+        self.operations += 1
+        if self.operations == self.crash_at:
+            raise Crash
+        operation(*arguments)
+
+    def _write(self, path: Path, write) -> None:  # type: ignore[no-untyped-def]
+        def half(partial: Path) -> None:
+            self.operations += 1
+            write(partial)
+            if self.operations == self.crash_at:
+                partial.write_bytes(partial.read_bytes()[: partial.stat().st_size // 2])  # a torn write
+                raise Crash
+
+        self._durably(path, half)
+
+
+def outcome(result: turnout.Result) -> tuple[torch.Tensor, dict, dict, dict]:
+    return result.model, result.rounds(), result.jobs(), result.summary()
+
+
+def assert_same(one: turnout.Result, two: turnout.Result) -> None:
+    (model, rounds, jobs, summary), (model2, rounds2, jobs2, summary2) = outcome(one), outcome(two)
+    assert torch.equal(model, model2)
+    assert same(rounds, rounds2)
+    assert same(jobs, jobs2)
+    events = summary["audit"].pop("events"), summary2["audit"].pop("events")
+    assert {k: v for k, v in events[0].items() if k not in ("resumed", "restarted", "damaged_checkpoint")} == {
+        k: v for k, v in events[1].items() if k not in ("resumed", "restarted", "damaged_checkpoint")
+    }
+    assert summary == summary2
+
+
+@pytest.fixture()
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_crash_at_every_write_and_rename(name: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        disk = FaultyDisk(patch)
+        reference = turnout.execute(experiment(name, rounds=4), tmp_path / "whole", checkpoint_every=2)
+    assert disk.operations > 20
+    for crash_at in range(1, disk.operations + 1):
+        folder = tmp_path / f"crash{crash_at}"
+        with pytest.MonkeyPatch.context() as patch:
+            FaultyDisk(patch, crash_at)
+            with pytest.raises(Crash):
+                turnout.execute(experiment(name, rounds=4), folder, checkpoint_every=2)
+        resumed = turnout.execute(experiment(name, rounds=4), folder, checkpoint_every=2, resume=True)
+        assert_same(reference, resumed)
+
+
+@pytest.mark.parametrize("name", ["windowed", "standing", "continuing", "scaffold"])
+def test_checkpoint_frequency_changes_no_bit(name: str, tmp_path: Path) -> None:
+    results = [turnout.execute(experiment(name), tmp_path / str(n), checkpoint_every=n) for n in (1, 2, 5)]
+    results.append(turnout.execute(experiment(name)))
+    for other in results[1:]:
+        assert_same(results[0], other)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "windowed", "scaffold"])
+def test_resume_from_every_round(name: str, tmp_path: Path) -> None:
+    reference = turnout.execute(experiment(name, rounds=5))
+    for stop in range(5):
+        turnout.execute(experiment(name, rounds=stop), tmp_path / str(stop), checkpoint_every=1)
+        assert_same(
+            reference,
+            turnout.execute(experiment(name, rounds=5), tmp_path / str(stop), checkpoint_every=1, resume=True),
+        )
+
+
+def test_conv_model_with_jobs_in_flight_and_trained_payloads_resumes(tmp_path: Path) -> None:
+    options = {"rounds": 6, "model": conv}
+    reference = turnout.execute(experiment("windowed", **options))
+    turnout.execute(experiment("windowed", **{**options, "rounds": 3}), tmp_path, checkpoint_every=1)
+    saved = Checkpoints(tmp_path / "checkpoints")._read(sorted((tmp_path / "checkpoints").iterdir())[-1])[0]
+    rows = [saved["jobs"]["rows"][i] for i in saved["places"]["in_flight"]]
+    assert any(row["result"] is not None for row in rows), "no trained payload was waiting: the test shows nothing"
+    assert any(row["result"] is None for row in rows)
+    assert_same(
+        reference, turnout.execute(experiment("windowed", **options), tmp_path, checkpoint_every=1, resume=True)
+    )
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from support import conv, experiment, mlp
+import turnout
+
+class Speaking(turnout.Observer):
+    def on_round(self, server, record):
+        print(record.number, flush=True)
+
+name, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
+model = conv if name == "windowed" else mlp
+task = experiment(name, rounds=12, model=model)
+turnout.execute(task, folder, checkpoint_every=2, resume=resume, observers=[Speaking()])
+"""
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "windowed"])
+def test_kill_minus_nine(name: str, tmp_path: Path) -> None:
+    """Real processes, killed after so many rounds have been heard of, at whatever they are doing then."""
+    model = {"model": conv} if name == "windowed" else {}
+    reference = turnout.execute(experiment(name, rounds=12, **model), tmp_path / "whole", checkpoint_every=2)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+    def child(how: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CHILD, name, str(tmp_path / "killed"), how]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    for how, lines in (("start", 3), ("resume", 4)):
+        with child(how) as process:
+            assert process.stdout is not None
+            for _ in range(lines):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+    final = turnout.execute(experiment(name, rounds=12, **model), tmp_path / "killed", checkpoint_every=2, resume=True)
+    assert_same(reference, final)
+
+
+def test_a_truncated_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:
+    reference = turnout.execute(experiment("fedavg", rounds=8))
+    turnout.execute(experiment("fedavg", rounds=6), tmp_path, checkpoint_every=2)
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    result = turnout.execute(experiment("fedavg", rounds=8), tmp_path, checkpoint_every=2, resume=True)
+    assert_same(reference, result)
+    assert "falling back to the one before" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    turnout.execute(experiment("fedavg", rounds=4), tmp_path, checkpoint_every=2)
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    data = bytearray(newest.read_bytes())
+    data[-50] ^= 1
+    newest.write_bytes(data)
+    with pytest.raises(ValueError, match="digest"):
+        Checkpoints(tmp_path / "checkpoints")._read(newest)
+
+
+def test_no_readable_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    turnout.execute(experiment("fedavg", rounds=2), tmp_path, checkpoint_every=2)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
+        turnout.execute(experiment("fedavg", rounds=2), tmp_path, resume=True)
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    turnout.execute(experiment("fedavg", rounds=2, fingerprint="one"), tmp_path)
+    with pytest.raises(UserError, match="another configuration"):
+        turnout.execute(experiment("fedavg", rounds=2, fingerprint="two"), tmp_path, resume=True)
+
+
+def test_only_a_folder_can_be_resumed() -> None:
+    with pytest.raises(UserError, match="only a run in a folder"):
+        turnout.execute(experiment("fedavg"), resume=True)
