@@ -365,11 +365,11 @@ def test_written_and_read_again(tmp_path: Path, changes: dict[str, Any]) -> None
 
 @pytest.mark.xfail(strict=True, reason="config.py _value: a table is written as the text of a Python dict")
 def test_arguments_of_a_function_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_samples.py").write_text(
+    (tmp_path / "my_rows.py").write_text(
         "import numpy as np\ndef make(n):\n    return {'inputs': np.ones((n, 2), 'f4'), 'targets': np.arange(n) % 2}\n"
     )
     monkeypatch.chdir(tmp_path)
-    own = {"name": "function", "function": "my_samples:make", "arguments": {"n": 30}}
+    own = {"name": "function", "function": "my_rows:make", "arguments": {"n": 30}}
     _, _, complete = config.build(settings(data=own, partition={"name": "iid"}))
     assert tomllib.loads(config.as_toml(complete))["data"]["arguments"] == {"n": 30}
 

@@ -186,7 +186,7 @@ class Simulation(Server):
         for i, job in enumerate(last):
             if job.outcome == ARRIVED:
                 assert job.local is not None
-                models.append(job.local[0][job.local[1]])
+                models.append(job.local[0]["params"][job.local[1]])
             else:  # an interrupted job goes on where it stopped
                 models.append(job.received)
                 batches[i], done[i] = job.batches, job.progress
@@ -347,7 +347,7 @@ class Simulation(Server):
         for row, job in enumerate(jobs):
             job.result = (trained.payload, row)
             job.state = (trained.state, row) if trained.state else None
-            job.local = (trained.local["params"], row) if trained.local else None
+            job.local = (trained.local, row) if trained.local else None
         self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
 
     def _commit(self, jobs: list[Job]) -> None:

@@ -16,7 +16,8 @@ from turnout.server.updates import Job
 
 Facts = dict[str, Any]
 
-_NESTED = ("received", "work", "result", "state", "local")
+_TRAINED = ("result", "state", "local")
+_NESTED = ("received", "work", *_TRAINED)
 
 
 def nest(prefix: str, tensors: Named) -> Named:
@@ -72,21 +73,49 @@ def _known_works(root: type[LocalSGD] = LocalSGD) -> dict[str, type[LocalSGD]]:
     return known
 
 
+class _Blocks:
+    """Rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept: sums
+    over them then have the same bits."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[int, Named, set[int]]] = {}
+
+    def refer(self, block: tuple[Named, int] | None) -> list[int] | None:
+        """The (block, row) of a result, by number."""
+        if block is None:
+            return None
+        number, _, rows = self.blocks.setdefault(id(block[0]), (len(self.blocks), block[0], set()))
+        rows.add(block[1])
+        return [number, block[1]]
+
+    def save(self, kind: str) -> Named:
+        tensors = {}
+        for number, block, rows in self.blocks.values():
+            tensors[f"{kind}{number}@rows"] = torch.tensor(sorted(rows))
+            tensors |= {f"{kind}{number}/{name}": values[sorted(rows)] for name, values in block.items()}
+        return tensors
+
+
+def _resolve(kind: str, tensors: Named, place: list[int] | None, loaded: dict[str, Named]) -> tuple[Named, int] | None:
+    if place is None:
+        return None
+    name = f"{kind}{place[0]}"
+    block = loaded.setdefault(name, unnest(name, tensors))
+    return block, tensors[f"{name}@rows"].tolist().index(place[1])
+
+
 def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
     """Jobs with the models they received and the results already computed."""
     models: dict[int, tuple[int, Tensor]] = {}
     works: dict[int, tuple[int, LocalSGD]] = {}
+    blocks = {kind: _Blocks() for kind in _TRAINED}
     rows: list[Facts] = []
     tensors: Named = {}
-    vectors: dict[str, list[Tensor]] = {}
     for job in jobs:
         row: Facts = {part.name: getattr(job, part.name) for part in fields(job) if part.name not in _NESTED}
         row["received"] = models.setdefault(id(job.received), (len(models), job.received))[0]
         row["work"] = works.setdefault(id(job.work), (len(works), job.work))[0]
-        for kind in ("result", "state"):
-            block = getattr(job, kind)
-            row[kind] = None if block is None else _append(vectors, kind, {n: v[block[1]] for n, v in block[0].items()})
-        row["local"] = None if job.local is None else _append(vectors, "local", {"params": job.local[0][job.local[1]]})
+        row |= {kind: blocks[kind].refer(getattr(job, kind)) for kind in _TRAINED}
         rows.append(row)
     saved_works = []
     for number, work in works.values():
@@ -96,17 +125,9 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
         saved_works.append([f"{type(work).__module__}.{type(work).__qualname__}", plain])
     if models:
         tensors["models"] = torch.stack([model for _, model in models.values()])
-    tensors |= {name: torch.stack(values) for name, values in vectors.items()}
+    for kind in _TRAINED:
+        tensors |= blocks[kind].save(kind)
     return {"rows": rows, "works": saved_works}, tensors
-
-
-def _append(vectors: dict[str, list[Tensor]], kind: str, named: Named) -> dict[str, int]:
-    where = {}
-    for name, value in named.items():
-        column = vectors.setdefault(f"{kind}/{name}", [])
-        where[name] = len(column)
-        column.append(value)
-    return where
 
 
 def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
@@ -118,21 +139,11 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
             raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
         works.append(known[name](**values).bind(unnest(f"work{number}", tensors)))
     models = list(tensors["models"]) if "models" in tensors else []
+    loaded: dict[str, Named] = {}
     jobs = []
     for row in facts["rows"]:
-        where = {kind: row.pop(kind) for kind in ("result", "state", "local")}
-        received, work = models[row.pop("received")], works[row.pop("work")]
+        row |= {kind: _resolve(kind, tensors, row[kind], loaded) for kind in _TRAINED}
+        row |= {"received": models[row["received"]], "work": works[row["work"]]}
         row |= {name: tuple(row[name]) for name in ("seconds", "bytes")}
-        job = Job(received=received, work=work, **row)
-        job.result = _rows(tensors, "result", where["result"])
-        job.state = _rows(tensors, "state", where["state"])
-        local = _rows(tensors, "local", where["local"])
-        job.local = None if local is None else (local[0]["params"], 0)
-        jobs.append(job)
+        jobs.append(Job(**row))
     return jobs
-
-
-def _rows(tensors: Named, kind: str, where: dict[str, int] | None) -> tuple[Named, int] | None:
-    if where is None:
-        return None
-    return {name: tensors[f"{kind}/{name}"][row : row + 1] for name, row in where.items()}, 0

@@ -49,7 +49,7 @@ class Job:
     logged: bool = False  # in the history
     result: tuple[Named, int] | None = None  # a block of trained rows, and which row is this job's
     state: tuple[Named, int] | None = None  # new client state, until it is committed
-    local: tuple[Tensor, int] | None = None  # final local parameters, for clients that go on from them
+    local: tuple[Named, int] | None = None  # final local parameters, for clients that go on from them
 
     @property
     def name(self) -> tuple[int, int]:
@@ -144,21 +144,20 @@ class Updates:
         return self._column(job.steps for job in self.jobs)
 
     def _blocks(self, held: bool = False) -> list[tuple[Named, list[int], list[int]]]:
-        """The trained rows, block by block: (block, rows of the block, rows here)."""
+        """The trained rows, block by block: (block, rows of the block in order, the same rows here)."""
         if not held and any(job.hold for job in self.jobs):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
             )
         if any(job.result is None for job in self.jobs):
             self._train(self.jobs)
-        blocks: dict[int, tuple[Named, list[int], list[int]]] = {}
+        blocks: dict[int, tuple[Named, list[tuple[int, int]]]] = {}
         for here, job in enumerate(self.jobs):
             assert job.result is not None
             block, row = job.result
-            _, there, rows = blocks.setdefault(id(block), (block, [], []))
-            there.append(row)
-            rows.append(here)
-        return list(blocks.values())
+            blocks.setdefault(id(block), (block, []))[1].append((row, here))
+        parts = ((block, sorted(pairs)) for block, pairs in blocks.values())
+        return [(block, [there for there, _ in pairs], [here for _, here in pairs]) for block, pairs in parts]
 
     def __getitem__(self, name: str) -> Tensor:
         """`[k, ...]` the named vectors, row by row."""
@@ -190,12 +189,8 @@ class Updates:
         weights = np.asarray(weights, np.float64)
         total: Tensor | None = None
         for block, there, rows in self._blocks():
-            values = block[name]
-            spread = np.zeros(len(values))
-            np.add.at(spread, there, weights[rows])
-            if len(there) < len(values):  # rows of other jobs may not be touched: they need not be finite
-                values, spread = values[there], weights[rows]
-            row = torch.as_tensor(spread, dtype=values.dtype, device=values.device)
+            values = block[name] if len(there) == len(block[name]) else block[name][there]
+            row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
             part: Tensor = torch.tensordot(row, values, dims=1)
             total = part if total is None else total + part
         assert total is not None, "a sum over no updates"
