@@ -207,11 +207,15 @@ class Server:
         return updates.select(good), weights[good]
 
     def _set_model(self, model: Tensor) -> None:
-        if not bool(torch.isfinite(model).all()):
-            self.log("diverged")
-            self.stopped = "diverged: the model is no longer finite"
-            return
-        self.model = model
+        if bool(torch.isfinite(model).all()):
+            self.model = model
+        else:
+            self._diverge("the model is no longer finite")
+
+    def _diverge(self, why: str) -> None:
+        """Stop, and keep everything recorded so far."""
+        self.log("diverged", why=why)
+        self.stopped = f"diverged: {why}"
 
     def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
         self._record.jobs += updates.jobs
@@ -264,6 +268,8 @@ class Server:
         last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
         if last or self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
             record.measures = self.evaluate()
+            if not all(np.isfinite(value) for name, value in self.measures.items() if name.endswith("_loss")):
+                self._diverge("the loss is no longer finite")
         for observer in self.observers:
             observer.on_round(self, record)
         for job in record.jobs:

@@ -1,0 +1,112 @@
+"""Evaluation over all clients: weighted, and the distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import turnout
+from support import SIZES, local, population, simulation
+from turnout import Evaluation, Ragged, Stopping
+from turnout.cohort.evaluate import client_means, distribution
+from turnout.errors import UserError
+
+
+def test_federated_loss_equals_a_loop_over_clients_and_the_pooled_risk() -> None:
+    """overview-heterogeneity.md O1: with p_i = n_i / n it is the mean loss on the union."""
+    server = simulation(turnout.FedAvg(local()))
+    measures = server.evaluate()
+    people, losses = server.population, []
+    for i in range(people.size):
+        rows = people.train.row(i)
+        losses.append(float(server.task.losses(server.model, people.inputs[rows], people.targets[rows]).mean()))
+    assert measures["train_loss"] == pytest.approx(np.average(losses, weights=SIZES), rel=1e-6)
+    assert measures["train_loss_mean"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert measures["train_loss_std"] == pytest.approx(np.std(losses), rel=1e-5)
+    assert measures["train_loss_worst_decile"] == pytest.approx(np.quantile(losses, 0.9), rel=1e-6)
+    pooled = float(server.task.losses(server.model, people.inputs, people.targets).mean())
+    assert measures["train_loss"] == pytest.approx(pooled, rel=1e-6)
+
+
+def test_worst_decile_of_accuracy_is_the_low_end() -> None:
+    values = np.linspace(0, 1, 11)
+    summary = distribution("test", {"accuracy": values}, np.full(11, 1 / 11), np.ones(11, int))
+    assert summary["test_accuracy_worst_decile"] == pytest.approx(0.1)
+
+
+def test_clients_without_test_samples_do_not_count() -> None:
+    summary = distribution(
+        "test", {"loss": np.array([1.0, np.nan, 3.0])}, np.array([0.25, 0.5, 0.25]), np.array([1, 0, 1])
+    )
+    assert summary["test_loss"] == 2
+    assert client_means(np.array([1.0, 2, 4]), Ragged(np.array([0, 1, 1, 3]), np.array([0, 1, 2])))[
+        [0, 2]
+    ].tolist() == [1, 3]
+
+
+def test_a_panel_is_fixed_and_its_evaluation_touches_only_its_samples() -> None:
+    server = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
+    again = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
+    panel = server._evaluators["train"].clients
+    assert len(panel) == 3
+    assert panel.tolist() == again._evaluators["train"].clients.tolist()
+    rows = [server.population.train.row(i) for i in panel]
+    losses = [float(server.task.losses(server.model, *_of(server, r)).mean()) for r in rows]
+    weights = [len(r) for r in rows]
+    assert server.evaluate()["train_loss"] == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
+    with pytest.raises(UserError, match="a panel of 9 out of 8"):
+        simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=9))
+
+
+def _of(server: turnout.Simulation, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return server.population.inputs[rows], server.population.targets[rows]
+
+
+def test_the_central_test_set_belongs_to_nobody() -> None:
+    people = population()
+    central = (people.inputs[:10] + 1, people.targets[:10])
+    server = simulation(turnout.FedAvg(local()), population(central=central))
+    expected = server.task.losses(server.model, *central).mean()
+    assert server.evaluate()["central_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_on_a_schedule_by_virtual_seconds() -> None:
+    people = population(devices=turnout.devices.fixed(1.0))
+    result = turnout.execute(
+        turnout.Experiment(
+            turnout.Task(lambda: torch.nn.Linear(5, 3)),
+            people,
+            turnout.FedAvg(local()),
+            stopping=Stopping(rounds=10),
+            evaluation=Evaluation(seconds=3.0),
+        )
+    )
+    rounds = result.rounds()
+    assert rounds["time"][np.isfinite(rounds["train_loss"])].tolist() == [0, 3, 6, 9, 10]
+
+
+def test_personal_models_are_evaluated_each_on_its_own_client() -> None:
+    server = simulation(turnout.Local(local()), stopping=Stopping(rounds=3))
+    server.run()
+    shapes = server.algorithm.predictor().state_shapes(server.task)
+    state = server.store.get(shapes, server.population.ids)
+    losses = [
+        float(server.task.losses(state["model"][i], *_of(server, server.population.train.row(i))).mean())
+        for i in range(server.population.size)
+    ]
+    assert server.measures["train_loss"] == pytest.approx(np.average(losses, weights=SIZES), rel=1e-5)
+    assert torch.equal(server.model, server.task.initial)
+
+
+def test_stop_at_a_target() -> None:
+    server = simulation(
+        turnout.FedAvg(local(), turnout.Full()), stopping=Stopping(200, target=0.9, measure="test_accuracy")
+    )
+    server.run()
+    assert server.version < 200
+    assert server.measures["test_accuracy"] >= 0.9
+    assert server.stopped is not None
+    assert server.stopped.startswith("test_accuracy reached")
+    with pytest.raises(UserError, match="'speed' is not measured"):
+        simulation(turnout.FedAvg(local()), stopping=Stopping(5, target=1, measure="speed")).run()

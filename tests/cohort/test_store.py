@@ -1,0 +1,51 @@
+"""Rows of client state: created on first use, kept, spilled to disk when large."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from turnout.cohort.store import ClientStore
+
+SHAPES: dict[str, tuple[int, ...]] = {"control": (3,), "count": ()}
+
+
+def store(clients: int = 100, memory_mib: int = 64) -> ClientStore:
+    return ClientStore(clients, "cpu", torch.float32, memory_mib)
+
+
+def test_a_client_never_stored_reads_zeros() -> None:
+    state = store().get(SHAPES, np.array([4, 7]))
+    assert state["control"].tolist() == [[0, 0, 0]] * 2
+    assert state["count"].tolist() == [0, 0]
+
+
+def test_rows_are_kept_and_replaced() -> None:
+    s = store()
+    s.put(np.array([9, 2]), {"control": torch.tensor([[1.0, 1, 1], [2, 2, 2]]), "count": torch.tensor([1.0, 2])})
+    s.put(np.array([2, 50]), {"control": torch.tensor([[3.0, 3, 3], [4, 4, 4]])})
+    state = s.get(SHAPES, np.array([2, 9, 50, 0]))
+    assert state["control"][:, 0].tolist() == [3, 1, 4, 0]
+    assert state["count"].tolist() == [2, 1, 0, 0]
+
+
+def test_it_grows_one_row_at_a_time() -> None:
+    s = store(clients=1000)
+    for client in range(999, -1, -1):
+        s.put(np.array([client]), {"count": torch.tensor([float(client)])})
+    assert s.get({"count": ()}, np.arange(1000))["count"].tolist() == list(range(1000))
+
+
+def test_large_stores_live_in_a_file_and_behave_the_same() -> None:
+    values = torch.arange(40 * 30_000, dtype=torch.float32).reshape(40, 30_000)
+    small, large = store(memory_mib=64), store(memory_mib=1)
+    for s in (small, large):
+        for i in range(40):
+            s.put(np.array([i]), {"x": values[i : i + 1]})
+    assert small._folder is None
+    assert large._folder is not None
+    shapes = {"x": (30_000,)}
+    assert torch.equal(large.get(shapes, np.arange(40))["x"], values)
+    again = store(memory_mib=1)
+    again.load(large.save())
+    assert torch.equal(again.get(shapes, np.arange(40))["x"], values)
