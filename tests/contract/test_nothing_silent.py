@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import turnout
-from support import experiment, local, population, simulation
+from support import ALGORITHMS, experiment, local, population, simulation
 from turnout import Algorithm, Observer, Server, Stopping
 from turnout.errors import UserError
-from turnout.local.sgd import LocalSGD
+from turnout.local.sgd import ClientData, LocalSGD, Named
+from turnout.observe.audit import Audit
 from turnout.observe.observer import Event, Round
 from turnout.server.updates import Updates
+from turnout.task import Task
 
 
 class Watch(Observer):
@@ -51,6 +53,63 @@ def watch_law(server: turnout.Simulation) -> list[tuple[int, float]]:
 
     server.step, server.publish = stepping, publishing  # type: ignore[method-assign]
     return applied
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_audit_adds_up(name: str) -> None:
+    plan = experiment(name, rounds=8)
+    audit = Audit()
+    server = simulation(plan.algorithm, plan.population, stopping=plan.stopping, seed=5, observers=[audit])
+    applied = watch_law(server)
+    server.run()
+    findings = audit.findings
+    expected = np.zeros(server.population.size)
+    for client, weight in applied:
+        expected[client] += weight
+    np.testing.assert_allclose(findings.realised * findings.rounds, expected, atol=1e-12)
+    assert findings.contributions.sum() == sum(weight != 0 for _, weight in applied)
+    assert findings.mean_weight * findings.rounds == pytest.approx(sum(weight for _, weight in applied))
+    assert sum(findings.staleness.values()) == findings.contributions.sum()
+    assert findings.linear == (name != "continuing")
+    if name != "local":
+        assert findings.contributions.sum() > 0
+        assert set(findings.never_heard) == set(np.flatnonzero(~server.heard & (findings.intended > 0)))
+
+
+@dataclass(frozen=True)
+class Poisoned(LocalSGD):
+    """Clients with one sample answer NaN."""
+
+    def finish(
+        self, task: Task, received: torch.Tensor, params: torch.Tensor, carry: Any, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        payload, state = super().finish(task, received, params, carry, state, data)
+        return {"delta": torch.where(data.count == 1, torch.nan, payload["delta"])}, state
+
+
+def test_a_nan_update_is_rejected_and_logged_and_the_rest_counts() -> None:
+    watch, clean = Watch(), simulation(turnout.FedAvg(local(), turnout.Full()), stopping=Stopping(rounds=1))
+    clean.run()
+    work = Poisoned.extend(local())
+    poisoned = simulation(turnout.FedAvg(work, turnout.Full()), stopping=Stopping(rounds=1), observers=[watch])
+    poisoned.run()
+    (event,) = watch.events
+    assert (event.kind, event.facts["client"], event.facts["why"]) == ("rejected_update", 3, "not finite")
+    assert bool(torch.isfinite(poisoned.model).all())
+    assert watch.rounds[0].facts["weight"] == pytest.approx(1 - poisoned.importance[3])
+    assert watch.rounds[0].facts["arrived"] == 8
+    assert 0 < float((poisoned.model - clean.model).norm()) < float((clean.model - clean.task.initial).norm())
+
+
+def test_only_bad_updates_is_an_empty_round() -> None:
+    watch = Watch()
+    people = population((1, 1))
+    work = Poisoned.extend(local())
+    server = simulation(turnout.FedAvg(work, turnout.Full()), people, stopping=Stopping(rounds=2), observers=[watch])
+    server.run()
+    assert torch.equal(server.model, server.task.initial)
+    assert [event.kind for event in watch.events] == ["rejected_update", "rejected_update", "empty_round"] * 2
+    assert server.version == 2
 
 
 def test_an_infinite_loss_stops_the_run_and_keeps_the_record() -> None:
