@@ -21,12 +21,18 @@ class BatchPlan:
     positions: Tensor  # [C, S, B] which of the client's samples
     sizes: Tensor  # [C, S] real samples in the batch, the rest of B is padding
 
-    def step(self, number: int, active: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Positions and weights `[active, B]` of one step, for the first `active` clients."""
-        stored = number if self.positions.shape[1] > 1 else 0
-        positions, sizes = self.positions[:active, stored], self.sizes[:active, stored, None]
-        real = torch.arange(positions.shape[1], device=positions.device) < sizes
-        return positions, real.to(dtype) / sizes
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """`[C, S, B]`: one over the batch's size for a sample, 0 for padding."""
+        real = torch.arange(self.positions.shape[2], device=self.positions.device) < self.sizes[..., None]
+        return real.to(dtype) / self.sizes[..., None]
+
+    def rows(self, index: Tensor) -> Tensor:
+        """`[C, S, B]` rows of the pool, from each client's padded index `[C, n]`."""
+        return index.gather(1, self.positions.flatten(1)).view(self.positions.shape)
+
+    def stored(self, number: int) -> int:
+        """Where step `number` is."""
+        return number if self.positions.shape[1] > 1 else 0
 
 
 def shuffles(keys: Tensor, counts: Tensor, width: int) -> Tensor:

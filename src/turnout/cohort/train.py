@@ -22,6 +22,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from turnout.cohort import plain_sgd
+from turnout.cohort.batches import BatchPlan
 from turnout.cohort.batches import plan as plan_batches
 from turnout.cohort.memory import keep_freed_memory
 from turnout.cohort.plan import Plan
@@ -124,7 +125,7 @@ class Cohort:
             joined = tree_map(lambda x: x[back], joined)
         return Trained(*joined)
 
-    def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, Any]:
+    def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, BatchPlan | None]:
         """Padded index [C, n], counts [C], a key for each step [C, S] and the mini-batches, on the device."""
         device, counts = self.plan.device, jobs.samples.counts
         index = torch.as_tensor(jobs.samples.padded(np.arange(len(counts)), int(counts.max())), device=device).long()
@@ -159,13 +160,19 @@ class Cohort:
             return work.bind(option).finish(task, received, params, carry, state, self._client(chunk, local))
 
         def mini_batches() -> Iterator[Batch]:
+            if batches is None:
+                return
+            rows, batch_weights = batches.rows(index), batches.weights(dtype)
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
-                positions, batch_weights = batches.step(number, active, dtype)
-                rows = index[:active].gather(1, positions).flatten()
-                pools = (self.inputs, self.targets)
-                inputs, targets = (p.index_select(0, rows).view(*positions.shape, *p.shape[1:]) for p in pools)
-                yield Batch(inputs, targets, batch_weights, positions, keys[:active, number], number)
+                place = slice(active), batches.stored(number)
+                inputs, targets = (
+                    pool.index_select(0, rows[place].flatten()).view(*rows[place].shape, *pool.shape[1:])
+                    for pool in (self.inputs, self.targets)
+                )
+                yield Batch(
+                    inputs, targets, batch_weights[place], batches.positions[place], keys[:active, number], number
+                )
 
         params, carry = vmap(start)(options, received, jobs.state, local)
         if plain_sgd.applies(work):
@@ -186,12 +193,10 @@ class Cohort:
 
     def _sequential(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
         index, counts, keys, batches = self._tensors(jobs, steps)
-        positions = index
-        if batches is not None:
-            positions = index[:, None].expand(-1, batches.positions.shape[1], -1).gather(2, batches.positions)
-        sizes = batches.sizes.tolist() if batches else []
+        rows = index if batches is None else batches.rows(index)
+        sizes = [] if batches is None else batches.sizes.tolist()
         workers = min(len(self._single), len(steps))
-        rows: list[Any] = [None] * len(steps)
+        results: list[Any] = [None] * len(steps)
 
         def one(task: Task, i: int) -> Any:
             n = int(jobs.samples.counts[i])
@@ -203,10 +208,10 @@ class Cohort:
 
             def mini_batches() -> Iterator[Batch]:
                 for number in range(int(steps[i])):
-                    stored = number if positions.shape[1] > 1 else 0
+                    assert batches is not None
+                    stored = batches.stored(number)
                     size = sizes[i][stored]
-                    rows = positions[i, stored, :size]
-                    inputs, targets = (pool.index_select(0, rows) for pool in (self.inputs, self.targets))
+                    inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
                     weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
@@ -222,9 +227,9 @@ class Cohort:
         def share(worker: int) -> None:
             with torch.no_grad():
                 for i in range(worker, len(steps), workers):
-                    rows[i] = one(self._single[worker], i)
+                    results[i] = one(self._single[worker], i)
 
         with threads(1), ThreadPoolExecutor(workers) as pool:
             list(pool.map(share, range(workers)))
-        stacked: tuple[Named, Named, Named] = tree_map(lambda *x: torch.stack(x), *rows)
+        stacked: tuple[Named, Named, Named] = tree_map(lambda *x: torch.stack(x), *results)
         return stacked

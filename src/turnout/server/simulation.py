@@ -319,9 +319,11 @@ class Simulation(Server):
                 break
             if job.outcome == ARRIVED and job.result is None:
                 missing.setdefault(job.name, job)
+        works = {id(job.work): job.work for job in missing.values()}
+        signatures = {name: _signature(work) for name, work in works.items()}
         groups: dict[Any, list[Job]] = {}
         for job in missing.values():
-            groups.setdefault((_signature(job.work), tuple(job.options)), []).append(job)
+            groups.setdefault((signatures[id(job.work)], *job.options), []).append(job)
         for jobs in groups.values():
             self._train_alike(jobs)
 
