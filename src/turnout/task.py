@@ -23,12 +23,13 @@ def _per_sample(values: Tensor) -> Tensor:
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample(F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none"))
-
-
 def _nll(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample(F.nll_loss(outputs.movedim(-1, 1), targets, reduction="none"))
+    # F.nll_loss is decomposed in Python under vmap; this is one gather
+    return _per_sample(-outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _nll(F.log_softmax(outputs, -1), targets)
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task import Task
@@ -29,17 +29,23 @@ def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weight
 
 
 def run_cohort(task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[Batch]) -> Tensor:
-    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`."""
+    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`.
+
+    Clients do not share parameters, so the gradient of the *sum* of their losses holds everybody's own gradient.
+    """
     layers = {name: value.clone() for name, value in task.layout.unflatten(received).items()}
-    gradients = vmap(grad(partial(_objective, task)))
+    losses = vmap(partial(_objective, task))
     for batch in batches:
         clients = len(batch.inputs)
-        active = {name: value[:clients] for name, value in layers.items()}
-        for name, gradient in gradients(active, batch.inputs, batch.targets, batch.weights, batch.key).items():
+        active = {name: value[:clients].requires_grad_() for name, value in layers.items()}
+        with torch.enable_grad():
+            total = losses(active, batch.inputs, batch.targets, batch.weights, batch.key).sum()
+            gradients = torch.autograd.grad(total, list(active.values()))
+        for layer, gradient in zip(active.values(), gradients, strict=True):
             if isinstance(lr, Tensor):
-                active[name].sub_(gradient * lr[:clients].view(-1, *(1,) * (gradient.ndim - 1)))
+                layer.detach().sub_(gradient * lr[:clients].view(-1, *(1,) * (gradient.ndim - 1)))
             else:
-                active[name].add_(gradient, alpha=-lr)
+                layer.detach().add_(gradient, alpha=-lr)
     return torch.cat([layers[name].flatten(1) for name in task.layout.names], dim=1)
 
 
