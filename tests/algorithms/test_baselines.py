@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turnout
-from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Plan, Population, Task
+from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Observer, Plan, Population, Task
+from turnout.observe.observer import Round
+from turnout.server.server import Server
 
 EXACT = Plan(precision="float64", threads=1)
 
@@ -112,6 +114,36 @@ def test_local_is_training_alone() -> None:
     assert ended.measures["train_loss_mean"] == pytest.approx(losses.mean(), rel=1e-9)
     start = ended.rounds()["train_loss"][0]  # nobody has a model of its own yet: the initial one
     assert start == pytest.approx(loss(task.initial.double(), *rows(people)), rel=1e-9)
+
+
+class Patience(Observer):
+    """Gives up after so many rounds."""
+
+    def on_round(self, server: Server, record: Round) -> None:
+        if record.number > 50:
+            raise TimeoutError(f"round {record.number} at {server.now} s")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedAvg(LocalSGD(0.1), Full()),
+        pytest.param(
+            Local(LocalSGD(0.1)),
+            marks=pytest.mark.xfail(
+                strict=True, raises=TimeoutError, reason="local.py run: with nobody online the clock never moves"
+            ),
+        ),
+    ],
+)
+def test_waiting_for_somebody_takes_time(algorithm: turnout.Algorithm) -> None:
+    """Nobody is online before 3 s: empty rounds pass the time until somebody is, or until the run is over."""
+    people = digits(joined_at=np.full(5, 3.0))
+    experiment = turnout.Experiment(Task(model, seed=1), people, algorithm, plan=Plan(threads=1))
+    experiment.stopping = turnout.Stopping(None, seconds=5.0)
+    ended = turnout.execute(experiment, observers=[Patience()])
+    assert ended.server.now == 5.0
+    assert set(ended.jobs()["sent_at"]) == {3.0, 4.0}
 
 
 def test_local_with_some_of_the_clients() -> None:

@@ -19,6 +19,7 @@ import turnout
 from turnout import cli, config, datasets, registry
 from turnout.observe.history import History
 from turnout.observe.observer import Round
+from turnout.run import execute
 from turnout.server.server import Server
 
 ENTRY = (sys.executable, "-c", "from turnout.cli import app; app()")  # what the installed command does
@@ -273,6 +274,19 @@ def test_resume_for_longer(terminal: Terminal) -> None:
     terminal.done("resume", "runs/a", "run.rounds=6")
     assert bits(folder) == bits(terminal.run("whole", "run.rounds=6", "run.checkpoint_every=2"))
     assert tomllib.loads((folder / "config.toml").read_text())["run"]["rounds"] == 6
+
+
+def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine choices are made once, when the run begins: a resumed run takes them from plan.json."""
+    folder = interrupted(terminal, 6)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "engine": "sequential", "memory_mib": 77}))
+    results: list[turnout.Result] = []
+    monkeypatch.setattr(
+        cli, "execute", lambda *args, **options: results.append(execute(*args, **options)) or results[0]
+    )
+    terminal.done("resume", "runs/a")
+    assert (results[0].server.plan.engine, results[0].server.plan.memory_mib) == ("sequential", 77)
 
 
 def test_truncated_checkpoint(terminal: Terminal) -> None:

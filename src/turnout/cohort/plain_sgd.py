@@ -18,9 +18,9 @@ from turnout.task import Task
 
 
 def applies(work: LocalSGD) -> bool:
-    """Whether a step of this work is nothing but `params - lr * gradient of the batch loss`."""
-    own = type(work)
-    ordinary = all(getattr(own, name) is getattr(LocalSGD, name) for name in ("start", "step", "gradient", "objective"))
+    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received."""
+    parts = ("start", "step", "gradient", "objective", "descend", "finish")
+    ordinary = all(getattr(type(work), name) is getattr(LocalSGD, name) for name in parts)
     return ordinary and not work.momentum and not work.weight_decay and work.clip_norm is None
 
 

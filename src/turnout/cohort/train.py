@@ -174,20 +174,20 @@ class Cohort:
                     inputs, targets, batch_weights[place], batches.positions[place], keys[:active, number], number
                 )
 
-        params, carry = vmap(start)(options, received, jobs.state, local)
         if plain_sgd.applies(work):
-            params = plain_sgd.run_cohort(task, params, options.get("lr", work.lr), mini_batches())
-        else:
-            ended: list[Any] = []  # parameters and carry of clients that have done all their steps
-            running = options
-            for batch in mini_batches():
-                active = len(batch.inputs)
-                if active < len(params):
-                    ended.append(_rows((params, carry), slice(active, None)))
-                    params, carry, running = _rows((params, carry, running), slice(active))
-                params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch[:5], batch.number)
-            if ended:
-                params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
+            params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches())
+            return {"delta": params - received}, {}, {"params": params} if keep else {}
+        params, carry = vmap(start)(options, received, jobs.state, local)
+        ended: list[Any] = []  # parameters and carry of clients that have done all their steps
+        running = options
+        for batch in mini_batches():
+            active = len(batch.inputs)
+            if active < len(params):
+                ended.append(_rows((params, carry), slice(active, None)))
+                params, carry, running = _rows((params, carry, running), slice(active))
+            params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch[:5], batch.number)
+        if ended:
+            params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
         payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
         return payload, state, {"params": params} if keep else {}
 
