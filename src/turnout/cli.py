@@ -105,7 +105,6 @@ def resume(
 def _run(
     source: str, overrides: list[str], overwrite: bool, resume: bool, as_json: bool, folder: Path | None = None
 ) -> None:
-    sys.path.insert(0, "")  # a user's own functions, by dotted name, are looked for here first
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
     resume = resume and (folder / "plan.json").exists()

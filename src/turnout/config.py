@@ -28,6 +28,7 @@ from turnout import datasets, registry
 from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError, unknown
+from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.population import devices
@@ -214,7 +215,7 @@ def _population(
 def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Settings, make: Callable[..., Any]) -> Task:
     name = _name(given, "model")
     if ":" in name:
-        function = registry.dotted("model.name", name)
+        function = dotted("model.name", name)
     elif name in MODELS:
         function = MODELS[name]
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError, unknown
+from turnout.imports import dotted
 from turnout.sampling.sampler import Sampler
 
 _PACKAGES: dict[str, tuple[str, type]] = {
@@ -36,12 +37,3 @@ def find(kind: str, name: str) -> type[Any]:
     module = importlib.import_module(f"{package}.{name}")
     own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
     return next(value for value in own if issubclass(value, base))
-
-
-def dotted(option: str, name: str) -> Any:
-    """What `package.module:attribute` names."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{option}: {name!r} cannot be imported ({error}); write it as package.module:name") from error

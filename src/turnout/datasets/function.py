@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from importlib import import_module
-from pathlib import Path
 
 from turnout.datasets.dataset import Dataset
 from turnout.datasets.prepare import from_arrays
 from turnout.errors import UserError
+from turnout.imports import dotted
 
 
 def load(*, function: str, arguments: Mapping[str, object] | None = None) -> Dataset:
@@ -17,19 +15,13 @@ def load(*, function: str, arguments: Mapping[str, object] | None = None) -> Dat
 
     It returns a `Dataset`, or a dict of arrays named as in `numpy_files`, with `num_classes` if that must be told.
     """
-    module, _, name = function.partition(":")
-    if not module or not name.isidentifier():
-        raise UserError(f"dataset function: option function={function!r} should read package.module:function")
-    path = sys.path
-    sys.path = [*path, str(Path.cwd())]
+    called = dotted("data.function", function)
     try:
-        result = getattr(import_module(module), name)(**(arguments or {}))
+        result = called(**(arguments or {}))
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"dataset function: {function} raised {type(error).__name__}: {error}") from error
-    finally:
-        sys.path = path
+        raise UserError(f"data.function: {function} raised {type(error).__name__}: {error}") from error
     if isinstance(result, Dataset):
         return result
     if not isinstance(result, Mapping):

@@ -1,0 +1,25 @@
+"""A user's own code, by dotted name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from turnout.errors import UserError
+
+
+def dotted(option: str, name: str) -> Any:
+    """What `package.module:attribute` names; modules in the working folder are found too."""
+    module, _, attribute = name.partition(":")
+    path = sys.path
+    sys.path = [*path, str(Path.cwd())]
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{option}: {name!r} cannot be imported ({error}); write it as package.module:function"
+        ) from error
+    finally:
+        sys.path = path
