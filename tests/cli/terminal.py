@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +51,10 @@ class Answer:
 @dataclass
 class Terminal:
     here: Path
-    path: list[str] = field(default_factory=lambda: list(sys.path))
 
     def __call__(self, *words: str) -> Answer:
         """The answer, whatever the exit code; an exception that is not a sentence is a failure."""
         result = CliRunner().invoke(app, list(words))
-        sys.path[:] = self.path  # a run looks for the user's own modules in the working folder
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Answer(result.exit_code, result.stdout, result.stderr)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -281,12 +282,16 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
     folder = interrupted(terminal, 6)
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**plan, "engine": "sequential", "memory_mib": 77}))
-    results: list[turnout.Result] = []
-    monkeypatch.setattr(
-        cli, "execute", lambda *args, **options: results.append(execute(*args, **options)) or results[0]
-    )
+    plans: list[turnout.Plan] = []
+
+    def watched(*args: Any, **options: Any) -> turnout.Result:
+        result = execute(*args, **options)
+        plans.append(result.server.plan)
+        return result
+
+    monkeypatch.setattr(cli, "execute", watched)
     terminal.done("resume", "runs/a")
-    assert (results[0].server.plan.engine, results[0].server.plan.memory_mib) == ("sequential", 77)
+    assert [(plan.engine, plan.memory_mib) for plan in plans] == [("sequential", 77)]
 
 
 def test_truncated_checkpoint(terminal: Terminal) -> None:
