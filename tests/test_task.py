@@ -107,7 +107,7 @@ def test_model_without_parameters_is_refused() -> None:
 
 def test_model_that_does_not_fit_the_data() -> None:
     with pytest.raises(UserError, match=r"cannot process an input of shape \(5,\)"):
-        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5))
+        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))
     assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(torch.zeros(1, 3)) == 4 * (2 + 2 + 2)
 
 
@@ -187,7 +187,6 @@ def test_dropout_inside_other_layers_is_refused() -> None:
     Task(nn.Sequential(nn.LSTM(3, 4, num_layers=2)))
 
 
-@pytest.mark.xfail(strict=True, reason="task.py _key_dropout: AlphaDropout is left to torch's global generator")
 def test_alpha_dropout_is_replayed_or_refused() -> None:
     try:
         first, second = (dropped(torch.ones(9, 9), 5, 0.5, nn.AlphaDropout) for _ in range(2))
@@ -234,9 +233,6 @@ def test_state_dict_round_trip() -> None:
     assert not task.state_dict(params)["0.weight"].equal(again["0.weight"])  # a copy, not a view
 
 
-@pytest.mark.xfail(
-    strict=True, reason="task.py state_dict: the second name of a tied parameter keeps its initial value"
-)
 def test_state_dict_of_tied_weights() -> None:
     """A parameter under two names comes out under both: otherwise loading it undoes the training."""
 
@@ -256,7 +252,6 @@ def test_state_dict_of_tied_weights() -> None:
     assert torch.allclose(mine(x), task.outputs(params, x))
 
 
-@pytest.mark.xfail(strict=True, reason="task.py: a parameter the user froze becomes part of the vector and is trained")
 def test_frozen_parameters_stay_or_are_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     model[0].requires_grad_(False)

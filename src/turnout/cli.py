@@ -17,11 +17,12 @@ from rich.table import Table
 
 from turnout import __version__, config, datasets, registry
 from turnout.errors import UserError, unknown
-from turnout.files import write_text
+from turnout.files import as_json_text
 from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
+from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
-from turnout.run import execute, prepare_folder
+from turnout.run import execute
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -36,6 +37,14 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=
 KINDS = ("algorithms", "samplers", "datasets", "availability", "devices", "models", "partitions", "configs")
 
 
+# Arguments that a configuration fills in from its other sections.
+_FILLED_IN = {
+    "algorithm": {"local", "sampler"},
+    "partition": {"data", "clients", "seed", "part"},
+    "devices": {"clients"},
+}
+
+
 @contextmanager
 def _sentences() -> Iterator[None]:
     """A user's mistake is one sentence on stderr and exit code 2."""
@@ -47,7 +56,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _print_json(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
+    sys.stdout.write(as_json_text(document))
 
 
 @app.callback(invoke_without_command=True)
@@ -107,12 +116,15 @@ def _run(
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
-    resume = resume and (folder / "plan.json").exists()
-    if not resume:
-        prepare_folder(folder, overwrite)
-    write_text(folder / "config.toml", config.as_toml(complete))
-    observers = [ProgressBar(err)] if err.is_terminal else []
-    result = execute(experiment, folder, checkpoint_every=settings.checkpoint_every, resume=resume, observers=observers)
+    result = execute(
+        experiment,
+        folder,
+        checkpoint_every=settings.checkpoint_every,
+        resume=resume and (folder / "config.toml").exists(),
+        overwrite=overwrite,
+        configuration=config.as_toml(complete),
+        observers=[ProgressBar(err)] if err.is_terminal else [],
+    )
     if as_json:
         _print_json({"run": str(folder), **result.summary()})
     else:
@@ -225,21 +237,22 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "model": MODELS,
             "partition": PARTITIONS,
         }
+        if name in config.builtin_names():
+            out.print(config.builtin_text(name), highlight=False, markup=False)
         found = {section: things[name] for section, things in kinds.items() if name in things}
-        if not found:
-            raise unknown("show", name, [n for things in kinds.values() for n in things])
+        if not found and name not in config.builtin_names():
+            raise unknown("show", name, [n for things in kinds.values() for n in things] + config.builtin_names())
         for section, thing in found.items():
-            module = introspection.getmodule(thing)
             if section in ("algorithm", "sampler", "data"):
-                out.print((introspection.getdoc(module) or "") + "\n", highlight=False, markup=False)
+                out.print(
+                    (introspection.getdoc(introspection.getmodule(thing)) or "") + "\n", highlight=False, markup=False
+                )
             out.print(introspection.getdoc(thing) or "", highlight=False, markup=False)
-            hidden = {"local", "sampler", "data", "clients", "seed", "part"}
-            options = {o: d for o, d in config.options_of(thing).items() if o not in hidden}
-            table = Table(f"[{section}] option".replace("[", "\\["), "type", "default", box=None)
-            for option, (hint, default) in options.items():
+            table = Table(escape(f"[{section}] option"), "type", "default", box=None)
+            for option, (hint, default) in options_of(thing, _FILLED_IN.get(section)).items():
                 shown = "required" if default is introspection.Parameter.empty else str(default)
-                table.add_row(option, introspection.formatannotation(hint).replace("[", "\\["), shown)
-            if options:
+                table.add_row(option, escape(introspection.formatannotation(hint)), escape(shown))
+            if table.row_count:
                 out.print(table)
 
 

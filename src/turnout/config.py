@@ -6,22 +6,18 @@ Every section is the arguments of one constructor, so an option exists exactly i
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from turnout import datasets, registry
@@ -31,6 +27,7 @@ from turnout.errors import UserError, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
+from turnout.options import Section, call, check
 from turnout.population import devices
 from turnout.population.availability import Always, Bernoulli, Crashes, Detection
 from turnout.population.links import Links
@@ -44,7 +41,6 @@ AVAILABILITY: dict[str, Callable[..., Any]] = {"always": Always, "bernoulli": Be
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
-Section = dict[str, Any]
 Settings = dict[str, Section]
 
 
@@ -60,6 +56,12 @@ class RunSettings:
     target: float | None = None
     measure: str = "test_accuracy"
     checkpoint_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
+            raise UserError(f"run.name: {self.name!r} must be the name of a folder inside run.folder, not a path")
+        if self.checkpoint_every < 1:
+            raise UserError(f"run.checkpoint_every: {self.checkpoint_every} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,21 @@ def builtin_names() -> list[str]:
     return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
 
 
+def builtin_text(name: str) -> str:
+    return (resources.files("turnout") / "configs" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def read(source: str, overrides: list[str] | None = None) -> Settings:
     """A file, or a built-in configuration by name; then `section.option=value` for each override."""
     path = Path(source)
     if path.suffix == ".toml" or path.exists():
         try:
             text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"configuration {source}: cannot be read ({error.strerror})") from error
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UserError(f"configuration {source}: cannot be read ({why})") from error
     elif source in builtin_names():
-        text = (resources.files("turnout") / "configs" / f"{source}.toml").read_text(encoding="utf-8")
+        text = builtin_text(source)
     else:
         raise unknown("configuration (neither a .toml file nor built in)", source, builtin_names())
     try:
@@ -178,8 +185,8 @@ def _population(
     name = _name(given, "partition", "iid")
     if name not in PARTITIONS:
         raise unknown("partition.name", name, PARTITIONS)
-    options = _check_options("partition", PARTITIONS[name], given["partition"], {"data", "clients", "seed", "part"})
-    complete["partition"] = {"name": name, **options}
+    options, every = check("partition", PARTITIONS[name], given["partition"], {"data", "clients", "seed", "part"})
+    complete["partition"] = {"name": name, **every}
     device_name = _name(given, "devices", "fixed")
     if device_name not in DEVICES:
         raise unknown("devices.name", device_name, DEVICES)
@@ -228,7 +235,12 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
             given["model"].setdefault(option, known[option])
 
     def module() -> nn.Module:
-        made = make("model", function, name=name)
+        try:
+            made = make("model", function, name=name)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"model: {name} cannot be built with these options ({error})") from error
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} returned {type(made).__name__}, not a torch.nn.Module")
         return made
@@ -251,83 +263,6 @@ def fingerprint(complete: Settings) -> str:
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-# -- checking options against signatures ----------------------------------------------------------------------
-
-
-def options_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Each option of a constructor or function: its type hint and its default (`inspect.Parameter.empty`: required)."""
-    own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
-    hints = get_type_hints(function.__init__ if own_init else function)
-    options: dict[str, tuple[Any, Any]] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
-            typed = get_args(hints[parameter.name])[0]
-            options |= {name: (hint, None) for name, hint in get_type_hints(typed).items()}
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            options[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
-    return options
-
-
-def call(section: str, function: Callable[..., Any], values: Section, given: Section) -> tuple[Any, Section]:
-    """`function(**values, **given)` with checked values; also every option with the value it has."""
-    options = _check_options(section, function, values, set(given))
-    complete = dict(options)
-    for name, (_, default) in options_of(function).items():
-        if name not in given and name not in options:
-            if default is inspect.Parameter.empty:
-                raise UserError(f"{section}.{name}: missing; give it a value")
-            if default is None or isinstance(default, str | bool | int | float | list | tuple):
-                complete[name] = default
-    return function(**options, **given), complete
-
-
-def _check_options(section: str, function: Callable[..., Any], values: Section, hidden: set[str]) -> Section:
-    allowed = {name: hint for name, (hint, _) in options_of(function).items() if name not in hidden}
-    checked = {}
-    for name, value in values.items():
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed) or 'none'}"
-            raise UserError(f"{section}.{name}: unknown option; {hint}")
-        checked[name] = _checked(f"{section}.{name}", value, allowed[name])
-    return checked
-
-
-def _checked(option: str, value: Any, hint: Any) -> Any:
-    kind = _plain(hint)
-    try:
-        return TypeAdapter(kind).validate_python(value, strict=False)
-    except ValidationError as error:
-        raise UserError(f"{option}: {value!r} is not {_in_words(kind)}") from error
-
-
-def _plain(hint: Any) -> Any:
-    """The hint as a person can write it in TOML: arrays are a number or a list of numbers."""
-    if hint is ArrayLike or (
-        get_origin(hint) in (Union, UnionType) and any(_is_array(part) for part in get_args(hint))
-    ):
-        return float | list[float] | str | None
-    return hint
-
-
-def _is_array(hint: Any) -> bool:
-    return hint is np.ndarray or get_origin(hint) is np.ndarray or "Draw" in getattr(hint, "__name__", "")
-
-
-def _in_words(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
-    if hint in words:
-        return words[hint]
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_in_words(part) for part in get_args(hint) if part is not type(None))
-    if get_origin(hint) in (list, tuple):
-        return "a list"
-    literals = get_args(hint)
-    if literals and all(isinstance(part, str) for part in literals):
-        return "one of " + ", ".join(literals)
-    return getattr(hint, "__name__", str(hint))
-
-
 # -- writing --------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +279,8 @@ def as_toml(settings: Settings) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_value(part)}" for name, part in value.items()) + "}"
     if isinstance(value, float):
         return "inf" if value == math.inf else repr(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else json.dumps(str(value))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
@@ -18,6 +21,19 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
     _sync(partial)
     os.replace(partial, path)
     _sync(path.parent)
+
+
+def as_json_text(document: Any) -> str:
+    """Standard JSON: a number that is not finite is null."""
+    return json.dumps(_finite(document), indent=1, allow_nan=False, default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str) -> None:

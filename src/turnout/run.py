@@ -15,7 +15,7 @@ import torch
 from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
-from turnout.files import write_durably, write_text
+from turnout.files import as_json_text, write_durably, write_text
 from turnout.observe.audit import Audit, Findings
 from turnout.observe.history import History
 from turnout.observe.log import Log
@@ -104,10 +104,13 @@ def execute(
     *,
     checkpoint_every: int = 10,
     resume: bool = False,
+    overwrite: bool = False,
+    configuration: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Carry out an experiment. With a folder, the record, checkpoints and the model are written there; `resume` goes on
-    from the newest whole checkpoint and ends with the same bits as a run that was never interrupted."""
+    from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
+    the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`."""
     history, audit = History(folder), Audit()
     checkpoints = log = None
     if folder is not None:
@@ -124,11 +127,20 @@ def execute(
         observers=[history, audit, *([log] if log else []), *observers],
         checkpoints=checkpoints,
     )
-    if folder is not None and not resume:
-        write_text(folder / "plan.json", json.dumps(server.plan.as_dict(), indent=2) + "\n")
     if resume:
         _restore(server, history, checkpoints)
-    server.run()
+    elif folder is not None:
+        _new_folder(folder, overwrite)
+    if folder is not None:
+        if configuration is not None:
+            write_text(folder / "config.toml", configuration)
+        write_text(folder / "plan.json", as_json_text(server.plan.as_dict()))
+    try:
+        server.run()
+    except UserError:
+        if folder is not None and not resume and server.version == 0:
+            shutil.rmtree(folder)  # nothing half-written
+        raise
     result = Result(server, history, audit.findings)
     if folder is not None:
         _write_result(result, folder)
@@ -164,16 +176,18 @@ def _write_result(result: Result, folder: Path) -> None:
     audit = result.audit
     columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
     summary = {**result.summary(), "clients": columns}
-    write_text(folder / "result.json", json.dumps(summary, indent=1) + "\n")
+    write_text(folder / "result.json", as_json_text(summary))
 
 
-def prepare_folder(folder: Path, overwrite: bool) -> None:
-    """A new, empty folder for a run; an old run is only replaced when asked for."""
+def _new_folder(folder: Path, overwrite: bool) -> None:
+    """A new, empty folder for a run; an old run is only replaced when asked for, and nothing else ever is."""
     if folder.exists() and any(folder.iterdir()):
         if not overwrite:
             raise UserError(
                 f"run.name: {folder} already holds a run; choose another run.name, pass --overwrite to replace it, "
-                "or continue it with: turnout resume " + str(folder)
+                f"or continue it with: turnout resume {folder}"
             )
+        if not (folder / "plan.json").exists():
+            raise UserError(f"run.name: {folder} is not empty and not a run; it is not overwritten")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -88,6 +88,8 @@ class KeyedDropout(nn.Module):
 def _key_dropout(module: nn.Module, prefix: str = "") -> None:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
+        if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+            raise UserError(f"model: layer {path} is {type(child).__name__}, which cannot be replayed; use nn.Dropout")
         if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             setattr(module, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
         elif isinstance(own := getattr(child, "dropout", None), float) and own > 0:
@@ -138,7 +140,10 @@ class Task:
         self.layout = Layout(self.module)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
-        self.initial = self.layout.flatten(dict(self.module.named_parameters()))
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        first = {id(parameter): name for name, parameter in reversed(parameters.items())}
+        self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
+        self.initial = self.layout.flatten(parameters)
         self.module.requires_grad_(False)
         self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
         layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
@@ -190,8 +195,8 @@ class Task:
         return {name: function(outputs, targets) for name, function in functions.items()}
 
     @torch.no_grad()
-    def activations(self, sample: Tensor) -> int:
-        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts the data."""
+    def activations(self, sample: Tensor, target: Tensor) -> int:
+        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that model and loss accept the data."""
         total = 0
 
         def count(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -200,16 +205,22 @@ class Task:
 
         hooks = [module.register_forward_hook(count) for module in self.module.modules()]
         try:
-            self.outputs(self.initial, sample)
+            outputs = self.outputs(self.initial, sample)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             shape, reason = tuple(sample.shape[1:]), str(error).splitlines()[0]
             raise UserError(f"model: it cannot process an input of shape {shape}: {reason}") from error
         finally:
             for hook in hooks:
                 hook.remove()
+        try:
+            self.loss(outputs, target)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shapes = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(target.shape[1:])}"
+            raise UserError(f"task.loss: it cannot compare {shapes}: {str(error).splitlines()[0]}") from error
         return total
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""
         named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
-        return {name: named.get(name, value) for name, value in self.module.state_dict().items()}
+        state: dict[str, Tensor] = self.module.state_dict()
+        return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}

@@ -128,12 +128,7 @@ class Patience(Observer):
     "algorithm",
     [
         FedAvg(LocalSGD(0.1), Full()),
-        pytest.param(
-            Local(LocalSGD(0.1)),
-            marks=pytest.mark.xfail(
-                strict=True, raises=TimeoutError, reason="local.py run: with nobody online the clock never moves"
-            ),
-        ),
+        Local(LocalSGD(0.1)),
     ],
 )
 def test_waiting_for_somebody_takes_time(algorithm: turnout.Algorithm) -> None:

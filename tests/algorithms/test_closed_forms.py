@@ -157,7 +157,6 @@ def test_effective_steps() -> None:
     assert LocalSGD(0.1, momentum=rho).effective_steps(3) == pytest.approx(1 + 1.5 + 1.75)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="proximal.py effective_steps: `not pull` of an array")
 def test_effective_steps_with_own_rates() -> None:
     """Numbers of a work may be arrays over the invited, so that FedNova can be told of them."""
     own = ProximalSGD(0.1, mu=0.5).bind({"lr": np.array([0.1, 0.2])})

@@ -208,11 +208,10 @@ def test_diverged_run_is_exit_code_1(terminal: Terminal) -> None:
     assert "diverged" in (terminal.here / "runs/digits/log.txt").read_text()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="cli.py _print_json: NaN is written, which is no JSON")
 def test_json_of_a_useless_model(terminal: Terminal) -> None:
     """A finite model may still have a loss that is not: the document stays JSON."""
     document = terminal("run", "digits", *QUICK, "local.lr=1e12", "--json").json()
-    assert document["rounds"] == 3
+    assert document["stopped"] == "diverged: the loss is no longer finite"
     json.loads((terminal.here / "runs/digits/result.json").read_text(), parse_constant=pytest.fail)
 
 
@@ -337,7 +336,6 @@ def test_checkpoint_of_another_configuration(terminal: Terminal) -> None:
     terminal.done("resume", "runs/a")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="cli.py _run: config.toml is replaced before the refusal")
 def test_refused_resume_changes_nothing(terminal: Terminal) -> None:
     """Otherwise the run can never be resumed again, not even with its own configuration."""
     folder = interrupted(terminal, 6)
@@ -346,7 +344,6 @@ def test_refused_resume_changes_nothing(terminal: Terminal) -> None:
     assert (folder / "config.toml").read_text() == before
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="cli.py _run: no plan.json, no resume, yet it is advised")
 def test_resume_of_a_run_that_had_not_begun(terminal: Terminal) -> None:
     """Killed between config.toml and plan.json: `inspect` says to resume, so that must work."""
     folder = interrupted(terminal, 1)

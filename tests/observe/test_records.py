@@ -387,7 +387,6 @@ def test_realised_weights_when_clients_come_and_go() -> None:
     assert late.audit.realised * 4 == pytest.approx([11 / 6, 11 / 6, 1 / 3])
 
 
-@pytest.mark.xfail(strict=True, reason="server.py _close_round: on_round already sees the next round's importance")
 def test_intended_weights_when_clients_come_and_go() -> None:
     """What was intended in a round is the importance it was opened with: with Full, exactly what was realised."""
     for columns in ({"left_at": np.array([np.inf, np.inf, 2.0])}, {"joined_at": np.array([0.0, 0.0, 3.0])}):

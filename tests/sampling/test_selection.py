@@ -204,7 +204,6 @@ def test_weights_follow_the_clients_that_answered() -> None:
     assert selection.weights_of(np.array([], np.int64)).tolist() == []
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="md.py: searchsorted runs past the end when nobody is left")
 def test_md_when_everybody_has_left() -> None:
     """All members gone: MD selects nobody, as Full does."""
     server = server_of(EXAMPLE_A)

@@ -16,16 +16,18 @@ from turnout.server.server import Server
 
 @dataclass
 class Local(Algorithm):
-    """Each round the sampled clients go on with their own models; each is evaluated with its own."""
+    """Each round the sampled clients go on with their own models; each is evaluated with its own. A round that finds
+    nobody online takes `retry` seconds."""
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
+    retry: float = 1.0
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
             chosen = self.sampler.sample(server)
             server.invite(chosen.clients, self.predictor())
-            updates = server.wait()
+            updates = server.wait(seconds=None if len(chosen.clients) else self.retry)
             server.publish(server.model, updates, np.zeros(len(updates)))
 
     def predictor(self) -> LocalSGD:

@@ -98,9 +98,14 @@ def distribution(
     known = (counts > 0) & (importance > 0)
     if not known.any():
         return {}
-    weights, summary = importance[known], {}
+    weights = importance[known]
+    summary: dict[str, float] = {}
     for name, values in measures.items():
         seen = values[known]
+        if not np.isfinite(seen).all():  # diverged: no spread to speak of
+            parts = ("", "_mean", "_std", "_worst_decile")
+            summary |= {f"{prefix}_{name}{part}": float("nan") for part in parts}
+            continue
         summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
         summary[f"{prefix}_{name}_mean"] = float(seen.mean())
         summary[f"{prefix}_{name}_std"] = float(seen.std())

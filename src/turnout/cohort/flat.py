@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class Layout:
-    """Where each named parameter of a module lies in the flat vector."""
+    """Where each trainable parameter of a module lies in the flat vector; frozen ones stay as they are."""
 
     def __init__(self, module: nn.Module) -> None:
-        parameters = dict(module.named_parameters())
+        parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.names = list(parameters)
         self.shapes = [parameter.shape for parameter in parameters.values()]
         self.sizes = [parameter.numel() for parameter in parameters.values()]

@@ -44,7 +44,10 @@ class Plan:
 
     def resolve(self, task: Task) -> Plan:
         """The plan with every `auto` decided for this model on this device."""
-        device = torch.device(self.device)
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise UserError(f"engine.device: {self.device!r} is not a device; write cpu, cuda or cuda:1") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"engine.device: {self.device!r} was asked for but this machine has no usable CUDA device")
         engine = self.engine

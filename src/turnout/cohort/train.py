@@ -91,7 +91,7 @@ class Cohort:
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
         self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
-        self.activations = self.task.activations(self.inputs[:1])
+        self.activations = self.task.activations(self.inputs[:1], self.targets[:1])
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:

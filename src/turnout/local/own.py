@@ -15,6 +15,9 @@ from turnout.task import Task
 class OwnModelSGD(LocalSGD):
     """Local SGD from the client's own model (from the first model received, the first time)."""
 
+    def download_numbers(self, task: Task) -> int:
+        return 0  # the first model follows from a seed
+
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {}
 

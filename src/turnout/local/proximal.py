@@ -23,10 +23,11 @@ class ProximalSGD(LocalSGD):
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
         """(1 - (1 - lr mu)^K) / (lr mu): the pull forgets early gradients."""
-        pull = self.lr * self.mu
-        if self.momentum or not pull:
-            return super().effective_steps(steps)
-        return (1 - (1 - pull) ** np.asarray(steps, np.float64)) / pull
+        plain = super().effective_steps(steps)
+        pull = np.asarray(self.lr, np.float64) * self.mu
+        if self.momentum:
+            return plain
+        return np.divide(1 - (1 - pull) ** plain, pull, out=plain.copy(), where=pull > 0)
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         return received, (received, self.start_momentum(received))

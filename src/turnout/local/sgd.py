@@ -96,6 +96,10 @@ class LocalSGD:
     def __post_init__(self) -> None:
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
+        if self.steps is not None and np.any(np.asarray(self.steps) < 0):
+            raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
+        if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
+            raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
         for name, low in (("lr", 0.0), ("epochs", 0), ("batch_size", 1), ("momentum", 0.0), ("weight_decay", 0.0)):
             value = getattr(self, name)
             if not np.all(np.isfinite(value)) or np.any(np.asarray(value) < low):
@@ -131,6 +135,11 @@ class LocalSGD:
             rho = self.momentum
             return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         return steps
+
+    def download_numbers(self, task: Task) -> int:
+        """How many numbers are sent to the client: the model, and the tensors this work carries."""
+        values = (getattr(self, part.name) for part in fields(self))
+        return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
 
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         """What comes back, by name: it decides the upload's size."""

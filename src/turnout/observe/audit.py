@@ -93,6 +93,8 @@ class Audit(Observer):
                 self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
 
     def on_event(self, server: Server, event: Any) -> None:
+        if event.kind in ("resumed", "restarted", "damaged_checkpoint"):  # of this process, not of the training
+            return
         self._events[event.kind] = self._events.get(event.kind, 0) + 1
 
     @property

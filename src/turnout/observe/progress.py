@@ -50,7 +50,7 @@ class ProgressBar(Observer):
         self.bar.update(self.line, completed=record.number, status=" · ".join(parts))
 
     def on_event(self, server: Server, event: Event) -> None:
-        self.bar.console.print(f"[yellow]{event}[/yellow]")
+        self.bar.console.print(str(event), style="yellow", markup=False)
 
     def on_end(self, server: Server) -> None:
         self.bar.stop()

@@ -32,6 +32,8 @@ class MD(Sampler):
         if m < 1:
             raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
         edges, online, tried = np.cumsum(server.importance), server.online(), m
+        if not edges[-1] > 0:
+            return Selection(np.zeros(0, np.int64), np.zeros(0))
         while True:
             u = random.uniform(self.key(server), tried)
             draws = np.searchsorted(edges, u * edges[-1], side="right")

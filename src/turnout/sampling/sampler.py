@@ -50,13 +50,11 @@ class Subset(Sampler):
     clients_per_round: int = 10
 
     def sample(self, server: Server) -> Selection:
-        candidates = int(np.count_nonzero(server.importance))
-        if not 1 <= self.clients_per_round <= candidates:
-            raise UserError(
-                f"sampler.clients_per_round: {self.clients_per_round} must be from 1 to the {candidates} clients"
-            )
-        clients = server.online().sample(self.clients_per_round, self.key(server))
-        return Selection(clients, self.weigh(server.importance[clients], candidates))
+        m, everybody = self.clients_per_round, int(np.count_nonzero(server.population.base_importance))
+        if not 1 <= m <= everybody:
+            raise UserError(f"sampler.clients_per_round: {m} must be from 1 to the {everybody} clients")
+        clients = server.online().sample(m, self.key(server))
+        return Selection(clients, self.weigh(server.importance[clients], int(np.count_nonzero(server.importance))))
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         """Weights of the drawn clients, from their importance and n."""

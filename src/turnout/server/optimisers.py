@@ -21,7 +21,7 @@ class Gradient:
     lr: float = 1.0
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
-        return model.add(change, alpha=self.lr)
+        return model + change.mul(self.lr)
 
 
 @dataclass

@@ -263,8 +263,6 @@ class Server:
         }
         self._weights, self._ended = [], []
         self._tally = dict.fromkeys(self._tally, 0)
-        if self.population.changes:
-            self.importance = self.population.importance_at(self.now)
         last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
         if last or self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
             record.measures = self.evaluate()
@@ -274,6 +272,8 @@ class Server:
             observer.on_round(self, record)
         for job in record.jobs:
             job.logged = True
+        if self.population.changes:
+            self.importance = self.population.importance_at(self.now)
 
     def _end(self, job: Job) -> None:
         """Count a job that has just ended."""

@@ -93,7 +93,7 @@ class Simulation(Server):
         numbers = self._numbers[ids]
         self._numbers[ids] += 1
         received, versions, batches, done = self._received(ids, numbers, model)
-        down_bytes = 0 if isinstance(model, Keep) else self._wire_bytes(self.model.numel() + _sent_along(work))
+        down_bytes = 0 if isinstance(model, Keep) else self._wire_bytes(work.download_numbers(self.task))
         up_bytes = 8 if hold else self._payload_bytes(work)
         down = (
             np.zeros(len(ids)) if isinstance(model, Keep) else world.links.download_seconds(world.seed, ids, down_bytes)
@@ -417,8 +417,3 @@ def _signature(work: LocalSGD) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
     values = (getattr(work, part.name) for part in fields(work))
     return type(work), *(id(value) if isinstance(value, Tensor) else value for value in values)
-
-
-def _sent_along(work: LocalSGD) -> int:
-    """Numbers sent with the model: the tensors a work carries."""
-    return sum(v.numel() for v in (getattr(work, part.name) for part in fields(work)) if isinstance(v, Tensor))
