@@ -15,6 +15,7 @@ from torch import nn
 import turnout
 from turnout import UserError, config, registry
 from turnout.algorithms.fedavg import FedAvg
+from turnout.options import options_of
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {"rounds": 2, "seed": 3},

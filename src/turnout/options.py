@@ -66,7 +66,7 @@ def _checked(option: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(hint: Any) -> Any:
-    """The hint as a person can write it in TOML: an array is a number or a list of numbers (or a file, where allowed)."""
+    """The hint as a person can write it in TOML: an array is a number or a list (or a file, where allowed)."""
     text = str(hint)
     if "PathLike" in text and "Array" in text:
         return float | list[float] | str
