@@ -100,6 +100,7 @@ class Cohort:
             keep_freed_memory()
         else:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
