@@ -29,8 +29,9 @@ test: lint
 bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py
 
-docs:
-	@echo "docs/ is plain Markdown; start at docs/index.md"
+docs: $(VENV)/installed-dev
+	$(BIN)/pytest tests/test_docs.py
+	@echo "docs/ is plain Markdown and its examples run; start at docs/index.md"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
