@@ -15,7 +15,6 @@ ABSENT = (
     "pyarrow",
     "sklearn",
     "safetensors",
-    "networkx",
     "pandas",
     "PIL",
 )

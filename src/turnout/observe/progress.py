@@ -25,29 +25,20 @@ class ProgressBar(Observer):
     """Draws on the given console (standard error), and prints events above the bar."""
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-        )
+        columns = (BarColumn(12), TextColumn("{task.description}"), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, transient=True)
 
     def on_start(self, server: Server) -> None:
-        name = type(server.algorithm).__name__
-        self.line = self.bar.add_task(name, total=server.stopping.rounds, completed=server.version, status="")
+        self.line = self.bar.add_task("", total=server.stopping.rounds, completed=server.version)
         self.bar.start()
 
     def on_round(self, server: Server, record: Round) -> None:
         loss, accuracy = server.measures.get("train_loss"), server.measures.get("test_accuracy")
-        parts = [
-            f"round {record.number}",
-            f"{duration(record.time)} virtual",
-            f"{record.facts['heard']:.0f} of {server.population.size} clients heard",
-        ]
+        parts = [f"round {record.number}"]
         parts += [f"loss {loss:.4f}"] if loss is not None else []
-        parts += [f"accuracy {accuracy:.1%}"] if accuracy is not None else []
-        self.bar.update(self.line, completed=record.number, status=" · ".join(parts))
+        parts += [f"acc {accuracy:.1%}"] if accuracy is not None else []
+        parts += [duration(record.time), f"{record.facts['heard']:.0f}/{server.population.size} heard"]
+        self.bar.update(self.line, completed=record.number, description=" · ".join(parts))
 
     def on_event(self, server: Server, event: Event) -> None:
         self.bar.console.print(str(event), style="yellow", markup=False)
