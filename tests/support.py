@@ -129,7 +129,10 @@ class Continuing(Algorithm):
         for _ in server.rounds():
             updates = server.wait(seconds=0.7)
             server.publish(updates.returned().mean(0) if len(updates) else server.model, updates, None)
-            server.invite(np.concatenate([updates.clients, updates.failed.clients]), self.local, KEEP)
+            idle = np.concatenate([updates.clients, updates.failed.clients])
+            known = server.keeps(idle)
+            server.invite(idle[known], self.local, KEEP)
+            server.invite(idle[~known], self.local)
 
 
 @dataclass

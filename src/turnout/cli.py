@@ -6,7 +6,7 @@ import inspect as introspection
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,15 +116,16 @@ def _run(
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
-    result = execute(
-        experiment,
-        folder,
-        checkpoint_every=settings.checkpoint_every,
-        resume=resume and (folder / "config.toml").exists(),
-        overwrite=overwrite,
-        configuration=config.as_toml(complete),
-        observers=[ProgressBar(err)] if err.is_terminal else [],
-    )
+    with ProgressBar(err) if err.is_terminal else nullcontext() as bar:
+        result = execute(
+            experiment,
+            folder,
+            checkpoint_every=settings.checkpoint_every,
+            resume=resume and (folder / "config.toml").exists(),
+            overwrite=overwrite,
+            configuration=config.as_toml(complete),
+            observers=[bar] if bar else [],
+        )
     if as_json:
         _print_json({"run": str(folder), **result.summary()})
     else:

@@ -89,8 +89,8 @@ def run(
                 int(keys[i]),
                 float(options["lr"][i]) if "lr" in options else work.lr,
                 work.batch_size,
-                work.momentum,
-                work.weight_decay,
+                float(options["momentum"][i]) if "momentum" in options else work.momentum,
+                float(options["weight_decay"][i]) if "weight_decay" in options else work.weight_decay,
                 work.clip_norm,
                 getattr(work, "mu", 0.0),
                 control - 0.05 if isinstance(work, ControlledSGD) else None,
@@ -130,6 +130,14 @@ def test_every_model_equals_the_plain_loop(case: str, engine: str) -> None:
 def test_numbers_may_differ_between_clients(work: str, engine: str) -> None:
     options = {"lr": np.linspace(0.01, 0.2, len(SIZES)), "epochs": np.array([1, 2, 3, 1, 2, 3, 1, 2.0])}
     got, expected = run("mlp", WORKS[work], Plan(engine=engine, precision="float64", threads=1), options=options)
+    assert worst(got, expected) <= 1e-9
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("option", ["momentum", "weight_decay"])
+def test_so_may_those_that_plain_sgd_does_not_have(option: str, engine: str) -> None:
+    options = {option: np.linspace(0.0, 0.9, len(SIZES))}
+    got, expected = run("mlp", WORKS["plain"], Plan(engine=engine, precision="float64", threads=1), options=options)
     assert worst(got, expected) <= 1e-9
 
 

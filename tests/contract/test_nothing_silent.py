@@ -186,7 +186,7 @@ def test_old_jobs_may_be_published_again_and_are_counted_again() -> None:
 
     result = turnout.execute(experiment("fedavg", rounds=3, algorithm=Remembering(local()), people=population()))
     jobs = result.jobs()
-    assert jobs["outcome"].tolist() == ["arrived", "arrived"] + ["reused"] * 4
+    assert jobs["outcome"].tolist() == ["arrived", "arrived"] + ["used_later"] * 4
     assert jobs["bytes_up"][2:].sum() == 0
     np.testing.assert_allclose(result.audit.realised[:2], [0.25, 0.75])
     assert result.audit.staleness == {0: 2, 1: 2, 2: 2}

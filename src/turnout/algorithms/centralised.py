@@ -11,7 +11,9 @@ from turnout.sampling.full import Full
 
 @dataclass
 class Centralised(FedAvg):
-    """FedAvg with a single client that holds the union of the data; evaluated over the clients as they are."""
+    """FedAvg with a single client that holds the union of the data; evaluated over the clients as they are.
+
+    Every sample counts the same, so where importance is not `samples` it minimises another objective."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnout.algorithms.algorithm import Algorithm
+from turnout.errors import UserError
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling.full import Full
@@ -22,6 +23,10 @@ class Local(Algorithm):
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
     retry: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.retry > 0:
+            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from turnout.cohort.plan import MIB
+from turnout.cohort.store import ClientStore
 from turnout.cohort.train import Cohort
-from turnout.local.sgd import LocalSGD, Named
+from turnout.local.sgd import LocalSGD
 from turnout.population.ragged import Ragged
 from turnout.task import Task
 
@@ -48,26 +50,32 @@ class Evaluator:
 
     def global_model(self, model: Tensor) -> dict[str, FloatArray]:
         """`[len(clients)]` by measure, everybody served by `model`."""
-        used = np.unique(self.index.values)
-        rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
-        everything = len(used) == len(self.cohort.inputs)
+        rows, local = self._used
         inputs, targets = self.cohort.inputs, self.cohort.targets
-        if not everything:
+        if rows is not None:
             inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
         scored = sample_measures(self.cohort.task, model, inputs, targets, self.chunk)
-        local = Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
         return {name: client_means(values, local) for name, values in scored.items()}
 
+    @cached_property
+    def _used(self) -> tuple[Tensor | None, Ragged]:
+        """The rows of the pool these clients hold (None: all of them), and the index into those."""
+        used = np.unique(self.index.values)
+        if len(used) == len(self.cohort.inputs):
+            return None, self.index
+        rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
+        return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
+
     @torch.no_grad()
-    def personal_models(self, work: LocalSGD, model: Tensor, state: Named) -> dict[str, FloatArray]:
-        """The same when each client serves its own predictor; `state` has a row a client."""
+    def personal_models(self, work: LocalSGD, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
+        """The same when each client serves its own predictor, from the state it keeps."""
         cohort, sums = self.cohort, {name: np.zeros(len(self.clients)) for name in ("loss", *self.cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
         limit = cohort.plan.clients_a_call(cohort.task, work, width * (cohort.sample_bytes + cohort.activations))
         order = np.argsort(-self.index.counts, kind="stable")
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
-            picked = {name: values[torch.as_tensor(rows, device=values.device)] for name, values in state.items()}
+            picked = store.get(work.state_shapes(cohort.task), self.clients[rows])
             counts = self.index.counts[rows]
             longest = int(counts.max())
             padded = torch.as_tensor(self.index.padded(rows, longest), device=cohort.plan.device).long()

@@ -6,7 +6,7 @@ and no flat gradient is ever put together. The contract suite proves it equal to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -17,11 +17,12 @@ from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task import Task
 
 
-def applies(work: LocalSGD) -> bool:
+def applies(work: LocalSGD, own_options: Collection[str]) -> bool:
     """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received."""
     parts = ("start", "step", "gradient", "objective", "descend", "finish")
     ordinary = all(getattr(type(work), name) is getattr(LocalSGD, name) for name in parts)
-    return ordinary and not work.momentum and not work.weight_decay and work.clip_norm is None
+    extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
+    return ordinary and not any(value or name in own_options for name, value in extras.items())
 
 
 def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weights: Tensor, key: Tensor) -> Tensor:

@@ -115,7 +115,9 @@ class Cohort:
         widest = int(counts.max())
         batch = widest if jobs.work.batching == "full" else min(jobs.work.batch_size, widest)
         run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
-        limit = self.plan.clients_a_call(self.task, jobs.work, batch * (self.sample_bytes + self.activations))
+        shuffles = 24 * widest * (1 + int(steps.max()) * jobs.work.batch_size // max(1, int(counts.min())))
+        sample = self.sample_bytes + self.activations
+        limit = self.plan.clients_a_call(self.task, jobs.work, batch * sample + shuffles)
         parts = []
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
@@ -175,7 +177,7 @@ class Cohort:
                     inputs, targets, batch_weights[place], batches.positions[place], keys[:active, number], number
                 )
 
-        if plain_sgd.applies(work):
+        if plain_sgd.applies(work, options):
             params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches())
             return {"delta": params - received}, {}, {"params": params} if keep else {}
         params, carry = vmap(start)(options, received, jobs.state, local)
@@ -217,7 +219,7 @@ class Cohort:
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
             params, carry = work.start(task, received, state, data)
-            if plain_sgd.applies(work):
+            if plain_sgd.applies(work, ()):
                 params = plain_sgd.run_client(task, params, work.lr, mini_batches())
             else:
                 for batch in mini_batches():

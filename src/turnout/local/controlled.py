@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.errors import UserError
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task import Task
 
@@ -19,6 +21,11 @@ class ControlledSGD(LocalSGD):
     """Every gradient is corrected by `c - c_i`; afterwards `c_i <- c_i - c + (received - theta) / (K lr)`."""
 
     control: Tensor | None = None  # [P] the server's c, sent with the model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if np.any(self.momentum):
+            raise UserError("local.momentum: SCAFFOLD estimates gradients from plain steps; set it to 0")
 
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {"delta": (task.size,), "control": (task.size,)}

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
@@ -21,13 +19,9 @@ class ProximalSGD(LocalSGD):
 
     mu: float = 0.0
 
-    def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
-        """(1 - (1 - lr mu)^K) / (lr mu): the pull forgets early gradients."""
-        plain = super().effective_steps(steps)
-        pull = np.asarray(self.lr, np.float64) * self.mu
-        if self.momentum:
-            return plain
-        return np.divide(1 - (1 - pull) ** plain, pull, out=plain.copy(), where=pull > 0)
+    @property
+    def pull(self) -> float:
+        return self.mu + self.weight_decay
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         return received, (received, self.start_momentum(received))

@@ -68,6 +68,11 @@ class ClientData:
         return values.sum(0) / self.count
 
 
+def _used(number: float | Tensor) -> bool:
+    """Whether an option matters: a client's own number (a tensor) always may."""
+    return isinstance(number, Tensor) or number != 0
+
+
 @dataclass(frozen=True)
 class LocalSGD:
     """`theta <- theta - lr * grad`, over mini-batches, from the model received.
@@ -129,12 +134,24 @@ class LocalSGD:
         return steps
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
-        """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i)."""
+        """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for plain SGD,
+        (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
         steps = np.asarray(steps, np.float64)
+        pull = np.broadcast_to(np.asarray(self.lr, np.float64) * self.pull, steps.shape)
         if self.momentum:
+            if np.any(pull):
+                raise UserError(
+                    "fednova: it knows the effective steps with local.momentum or with a pull (mu, weight_decay)"
+                )
             rho = self.momentum
             return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        return steps
+        effective: NDArray[np.float64] = np.divide(1 - (1 - pull) ** steps, pull, out=steps.copy(), where=pull > 0)
+        return effective
+
+    @property
+    def pull(self) -> float:
+        """How strongly each step is pulled towards a fixed point, besides the gradient."""
+        return self.weight_decay
 
     def download_numbers(self, task: Task) -> int:
         """How many numbers are sent to the client: the model, and the tensors this work carries."""
@@ -153,7 +170,7 @@ class LocalSGD:
         return received, self.start_momentum(received)
 
     def start_momentum(self, params: Tensor) -> Tensor:
-        return torch.zeros_like(params) if self.momentum else params.new_zeros(())
+        return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
         """Weighted mean loss of the batch."""
@@ -171,10 +188,10 @@ class LocalSGD:
         """One step of torch.optim.SGD: clip, decay, momentum, move."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
-        lr, decay = cast(float | Tensor, self.lr), cast(float | Tensor, self.weight_decay)  # a client's own: a tensor
-        if isinstance(decay, Tensor) or decay:
-            gradient = gradient + decay * params
-        if self.momentum:
+        if _used(self.weight_decay):
+            gradient = gradient + self.weight_decay * params
+        lr = cast(float | Tensor, self.lr)  # a client's own: a tensor
+        if _used(self.momentum):
             gradient = velocity = velocity.mul(self.momentum).add(gradient)
         if isinstance(lr, Tensor):
             return params - lr * gradient, velocity

@@ -115,12 +115,12 @@ class History(Observer):
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None
         jobs, ticks = record.jobs, server.population.ticks_per_second
-        fresh = [not job.logged for job in jobs]  # a job that is used again costs nothing more
+        fresh = [not job.logged for job in jobs]  # a job that is in the table already costs nothing more
         columns: dict[str, list[Any]] = {
             "round": [record.number] * len(jobs),
             "client": [job.client for job in jobs],
             "job": [job.number for job in jobs],
-            "outcome": [job.outcome if new else "reused" for job, new in zip(jobs, fresh, strict=True)],
+            "outcome": [job.outcome if new else "used_later" for job, new in zip(jobs, fresh, strict=True)],
             "weight": record.weights.tolist(),
             "version": [job.version for job in jobs],
             "staleness": record.staleness.tolist(),

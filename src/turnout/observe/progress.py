@@ -43,5 +43,8 @@ class ProgressBar(Observer):
     def on_event(self, server: Server, event: Event) -> None:
         self.bar.console.print(str(event), style="yellow", markup=False)
 
-    def on_end(self, server: Server) -> None:
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()

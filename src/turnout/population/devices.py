@@ -253,8 +253,8 @@ class Devices:
     def _checked(self, ids: IntArray, unit: FloatArray, steps: ArrayLike, samples: ArrayLike) -> FloatArray:
         units = {"job": 1.0, "step": steps, "sample": samples}[self.per]
         seconds = unit * np.asarray(units, np.float64)
-        rule = "positive and finite: set a minimum, or give the client some work"
-        require("devices: the job time", seconds, (seconds > 0) & (seconds < np.inf), rule, ids)
+        fine = (unit > 0) & (seconds < np.inf)  # no work at all takes no time
+        require("devices: the job time", seconds, fine, "positive and finite: set a minimum", ids)
         return seconds
 
 

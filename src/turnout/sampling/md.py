@@ -12,7 +12,7 @@ import numpy as np
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.sampling.sampler import IntArray, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -31,15 +31,24 @@ class MD(Sampler):
         m = self.clients_per_round
         if m < 1:
             raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
-        edges, online, tried = np.cumsum(server.importance), server.online(), m
-        if not edges[-1] > 0:
-            return Selection(np.zeros(0, np.int64), np.zeros(0))
+        online, tried = server.online(), m
         while True:
-            u = random.uniform(self.key(server), tried)
-            draws = np.searchsorted(edges, u * edges[-1], side="right")
+            draws = self._draw(server, np.arange(server.population.size), tried)
             draws = draws[online.contains(draws)][:m]
-            if len(draws) == m or tried > 64 * len(edges):
+            if len(draws) == m:
                 break
             tried *= 4
+            if tried > 64 * m + server.population.size:  # hardly anybody is there: draw from those
+                draws = self._draw(server, online.ids, m)
+                break
         clients, times = np.unique(draws, return_counts=True)
         return Selection(clients, times / max(1, len(draws)))
+
+    def _draw(self, server: Server, ids: IntArray, count: int) -> IntArray:
+        """Draws with probability proportional to importance."""
+        edges = np.cumsum(server.importance[ids])
+        if not len(ids) or not edges[-1] > 0:
+            return np.zeros(0, np.int64)
+        places = np.searchsorted(edges, random.uniform(self.key(server), count) * edges[-1], side="right")
+        drawn: IntArray = ids[places]
+        return drawn

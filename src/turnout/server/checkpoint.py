@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from turnout.errors import UserError
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from turnout.server.server import Server
 
 
-def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(facts.encode(), digest_size=16)
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].numpy().tobytes())
@@ -42,7 +43,8 @@ class Checkpoints:
         facts, tensors = server.save()
         text = json.dumps({**facts, "fingerprint": self.fingerprint})
         stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        metadata = {"facts": text, "digest": _digest(text, stored)}
+        stored["facts"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)  # a header is too small for it
+        metadata = {"digest": _digest(stored)}
         write_durably(
             self.folder / f"{server.version:09d}.safetensors", lambda path: save_file(stored, path, metadata=metadata)
         )
@@ -65,7 +67,6 @@ class Checkpoints:
                 facts, tensors = self._read(path)
             except (OSError, ValueError, KeyError) as error:
                 passed_over.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
-                path.unlink(missing_ok=True)
                 continue
             if facts.pop("fingerprint") != self.fingerprint:
                 raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
@@ -85,6 +86,6 @@ class Checkpoints:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(str(error)) from error
-        if _digest(metadata["facts"], tensors) != metadata["digest"]:
+        if _digest(tensors) != metadata["digest"]:
             raise ValueError("its digest does not match")
-        return json.loads(metadata["facts"]), tensors
+        return json.loads(tensors.pop("facts").numpy().tobytes()), tensors

@@ -9,6 +9,7 @@ business of a subclass: `Simulation` reaches them in virtual time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
 class OnlineSet:
     """Who can be invited now. Lazy: nothing is computed for clients nobody asks about."""
 
-    def __init__(self, population: Population, version: int, now: float, busy: frozenset[int] = frozenset()) -> None:
+    def __init__(self, population: Population, version: int, now: float, busy: NDArray[np.bool_] | None = None) -> None:
         self._population, self._now, self._busy = population, now, busy
         self._at = float(version) if population.availability.clock == "round" else now
 
@@ -58,8 +59,8 @@ class OnlineSet:
         ids = np.asarray(ids, np.int64)
         population = self._population
         here = population.members(ids, self._now) & population.availability.online(population.seed, ids, self._at)
-        if self._busy:
-            here &= ~np.isin(ids, list(self._busy))
+        if self._busy is not None:
+            here &= ~self._busy[ids]
         return here
 
     def sample(self, size: int, key: IntArray) -> IntArray:
@@ -117,9 +118,10 @@ class Server:
         self.stopped: str | None = None
         self.begun = False
         self._open = False  # a round is under way
-        self._evaluated_at = (-1, 0.0)  # version and time of the last evaluation
+        self._evaluated_at = 0.0  # time of the last evaluation
         self._record = Round(0, 0.0)
-        self._weights: list[float] = []
+        self._weights: list[float] = []  # of the record's jobs
+        self._staleness: list[int] = []
         self._ended: list[Job] = []
         self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
         self._evaluators = self._prepare_evaluation()
@@ -146,6 +148,10 @@ class Server:
         """
         raise NotImplementedError
 
+    def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
+        """Which of these clients have a model of their own to go on from (`KEEP`)."""
+        raise NotImplementedError
+
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         """Block until `count` updates are in (default: until nobody invited is left), at most `seconds`.
 
@@ -156,7 +162,7 @@ class Server:
         raise NotImplementedError
 
     def cancel(self, clients: ArrayLike) -> None:
-        """End the jobs of these clients: outcome `cancelled`, cost pro rata."""
+        """End the jobs of these clients: outcome `cancelled`, cost pro rata. Updates they hold are dropped too."""
         raise NotImplementedError
 
     def fetch(self, clients: ArrayLike) -> Updates:
@@ -170,15 +176,13 @@ class Server:
 
     def step(self, updates: Updates, weights: ArrayLike) -> Updates:
         """The law: move the model by the weighted sum of differences. Returns the updates that counted."""
-        weights = np.asarray(weights, np.float64)
-        if weights.shape != (len(updates),) or not np.isfinite(weights).all():
-            raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
+        weights = self._checked(updates, weights)
         names = [job.name for job in updates.jobs]
         if len(set(names)) < len(names) or any(job.used for job in updates.jobs):
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
+        change = updates.weighted_sum(weights) if len(updates) else None
         for job in updates.jobs:
             job.used = True
-        change = updates.weighted_sum(weights) if len(updates) else None
         if change is not None and not bool(torch.isfinite(change).all()):
             updates, weights = self._finite(updates, weights)
             change = updates.weighted_sum(weights) if len(updates) else None
@@ -194,9 +198,17 @@ class Server:
         say what each contributes in this round, None if the rule is not linear."""
         if model.shape != self.model.shape or model.dtype != self.model.dtype:
             raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
-        self._record.linear = weights is not None
-        self._set_model(model)
-        self._close_aggregation(updates, np.ones(len(updates)) if weights is None else np.asarray(weights, np.float64))
+        applied = self._checked(updates, np.ones(len(updates)) if weights is None else weights)
+        self._record.linear &= weights is not None
+        self._set_model(model.clone())
+        self._close_aggregation(updates, applied)
+
+    @staticmethod
+    def _checked(updates: Updates, weights: ArrayLike) -> FloatArray:
+        weights = np.asarray(weights, np.float64)
+        if weights.shape != (len(updates),) or not np.isfinite(weights).all():
+            raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
+        return weights
 
     def _finite(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """Leave out rows with NaN or infinity: their weight is lost, and that is logged."""
@@ -220,6 +232,7 @@ class Server:
     def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
         self._record.jobs += updates.jobs
         self._weights += weights.tolist()
+        self._staleness += (self.version - updates.versions).tolist()
         self.heard[updates.clients[weights != 0]] = True
         self.version += 1
 
@@ -228,6 +241,7 @@ class Server:
     def rounds(self) -> Iterator[int]:
         """Rounds until the stop rule: here they are recorded, evaluated and checkpointed."""
         while True:
+            self.settle()
             if self._open:
                 self._close_round()
             if self.checkpoints is not None and self.checkpoints.due(self.version):
@@ -241,7 +255,6 @@ class Server:
             yield self.version
 
     def _close_round(self) -> None:
-        self.settle()
         self._open = False
         record, self._record = self._record, Round(self.version + 1, self.now)
         used = {job.name for job in record.jobs}
@@ -249,9 +262,10 @@ class Server:
             if job.name not in used:
                 record.jobs.append(job)
                 self._weights.append(0.0)
+                self._staleness.append(max(0, self.version - 1 - job.version))
         record.number, record.time = self.version, self.now
         record.weights = np.asarray(self._weights)
-        record.staleness = np.array([self.version - 1 - job.version for job in record.jobs], np.int64)
+        record.staleness = np.asarray(self._staleness, np.int64)
         contributed = record.staleness[record.weights != 0]
         record.facts = {
             **self._tally,
@@ -261,10 +275,10 @@ class Server:
             "staleness_mean": float(contributed.mean()) if len(contributed) else 0.0,
             "staleness_max": int(contributed.max(initial=0)),
         }
-        self._weights, self._ended = [], []
+        self._weights, self._staleness, self._ended = [], [], []
         self._tally = dict.fromkeys(self._tally, 0)
         last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
-        if last or self.evaluation.due(self.version, self.now, self._evaluated_at[1]):
+        if last or self.evaluation.due(self.version, self.now, self._evaluated_at):
             record.measures = self.evaluate()
             if not all(np.isfinite(value) for name, value in self.measures.items() if name.endswith("_loss")):
                 self._diverge("the loss is no longer finite")
@@ -320,6 +334,12 @@ class Server:
             splits["test"] = population.test
         return {name: Evaluator(self.cohort, clients, index.rows(clients)) for name, index in splits.items()}
 
+    @cached_property
+    def _central(self) -> tuple[Tensor, Tensor]:
+        assert self.whole_population.central is not None
+        inputs, targets = self.whole_population.central
+        return self.cohort.place(inputs), self.cohort.place(targets)
+
     def evaluate(self) -> dict[str, float]:
         """Federated loss and metrics over all clients (or the panel), and on the central test set; takes no time."""
         predictor = self.algorithm.predictor()
@@ -328,17 +348,16 @@ class Server:
             if predictor is None:
                 values = evaluator.global_model(self.model)
             else:
-                state = self.store.get(predictor.state_shapes(self.task), evaluator.clients)
-                values = evaluator.personal_models(predictor, self.model, state)
+                values = evaluator.personal_models(predictor, self.model, self.store)
             importance = self.whole_population.importance_at(self.now)[evaluator.clients]
             measures |= distribution(split, values, importance, evaluator.index.counts)
         if self.whole_population.central is not None and predictor is None:
-            inputs, targets = (self.cohort.place(part) for part in self.whole_population.central)
+            inputs, targets = self._central
             chunk = next(iter(self._evaluators.values())).chunk
             for name, sample in sample_measures(self.task, self.model, inputs, targets, chunk).items():
                 measures[f"central_{name}"] = float(sample.mean())
         self.measures = measures
-        self._evaluated_at = (self.version, self.now)
+        self._evaluated_at = self.now
         for observer in self.observers:
             observer.on_evaluate(self, measures)
         return measures
@@ -357,13 +376,18 @@ class Server:
             "tally": self._tally,
             "algorithm": algorithm,
             "optimiser": optimiser,
-            "observers": [observer.save()[0] for observer in self.observers],
+            "stopped": self.stopped,
+            "weights": self._weights,
+            "staleness": self._staleness,
+            "linear": self._record.linear,
+            "observers": {},
         }
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
         tensors |= nest("store", self.store.save())
-        for number, observer in enumerate(self.observers):
-            tensors |= nest(f"observer{number}", observer.save()[1])
+        for name, observer in self._named_observers():
+            facts["observers"][name], observer_tensors = observer.save()
+            tensors |= nest(name, observer_tensors)
         return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
@@ -371,10 +395,21 @@ class Server:
         device = self.plan.device
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
-        self._evaluated_at, self._tally = tuple(facts["evaluated_at"]), facts["tally"]
+        self._evaluated_at, self._tally = facts["evaluated_at"], facts["tally"]
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
         self.store.load(unnest("store", tensors))
-        for number, observer in enumerate(self.observers):
-            observer.load(facts["observers"][number], unnest(f"observer{number}", tensors))
+        self.stopped, self._record.linear = facts["stopped"], facts["linear"]
+        self._weights, self._staleness = facts["weights"], facts["staleness"]
+        for name, observer in self._named_observers():
+            if name in facts["observers"]:  # one that was not there before starts afresh
+                observer.load(facts["observers"][name], unnest(name, tensors))
         self.importance = self.population.importance_at(self.now)
+
+    def _named_observers(self) -> Iterator[tuple[str, Observer]]:
+        """Observers under names that do not depend on which others listen."""
+        seen: dict[str, int] = {}
+        for observer in self.observers:
+            kind = type(observer).__name__
+            seen[kind] = seen.get(kind, 0) + 1
+            yield f"observer.{kind}{seen[kind]}", observer

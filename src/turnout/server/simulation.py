@@ -36,8 +36,9 @@ class Simulation(Server):
         super().__init__(*args, **options)
         self._ticks = self.population.ticks_per_second
         self._clock = 0  # ticks
-        self._events: list[tuple[int, int, int, Job]] = []  # heap of (tick, client, job number, job)
+        self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
         self._in_flight: dict[int, Job] = {}  # by client
+        self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
         self._inbox: list[Job] = []  # arrived, in order
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
@@ -54,7 +55,7 @@ class Simulation(Server):
         return np.rint(seconds * self._ticks).astype(np.int64)
 
     def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, frozenset(self._in_flight))
+        return OnlineSet(self.population, self.version, self.now, self._busy)
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
@@ -68,10 +69,11 @@ class Simulation(Server):
         self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         work, options = _split(work, len(ids))
         jobs = self._new_jobs(ids, work, options, model, hold, again)
+        self._busy[ids] = True
         for job in jobs:
             self._in_flight[job.client] = job
             if job.heard:
-                heapq.heappush(self._events, (job.ends_at, job.client, job.number, job))
+                heapq.heappush(self._events, (job.ends_at, job.client, job.number))
         self._tally["invited"] += len(jobs)
         for observer in self.observers:
             observer.on_invite(self, jobs)
@@ -81,78 +83,88 @@ class Simulation(Server):
             raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
         if len(np.unique(ids)) < len(ids):
             raise UserError("invite: a client is named twice; a client works on one job at a time")
-        busy = [client for client in ids.tolist() if client in self._in_flight]
-        if busy:
+        busy = ids[self._busy[ids]]
+        if len(busy):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
     def _new_jobs(
         self, ids: IntArray, work: LocalSGD, options: dict[str, FloatArray], model: ModelChoice, hold: bool, again: bool
     ) -> list[Job]:
-        """Draw what will happen to each job: durations, crashes, absences."""
-        world = self.population
+        """What each job starts from, how long it takes, and what will happen to it."""
+        world, keeps = self.population, isinstance(model, Keep)
         numbers = self._numbers[ids]
         self._numbers[ids] += 1
         received, versions, batches, done = self._received(ids, numbers, model)
-        down_bytes = 0 if isinstance(model, Keep) else self._wire_bytes(work.download_numbers(self.task))
+        down_bytes = 0 if keeps else self._wire_bytes(work.download_numbers(self.task))
         up_bytes = 8 if hold else self._payload_bytes(work)
-        down = (
-            np.zeros(len(ids)) if isinstance(model, Keep) else world.links.download_seconds(world.seed, ids, down_bytes)
-        )
-        push = 0.0 if isinstance(model, Keep) else world.links.push_seconds(len(ids), down_bytes)
-        start = self._clock + round(push * self._ticks)
+        start = self._clock + (0 if keeps else round(world.links.push_seconds(len(ids), down_bytes) * self._ticks))
         samples = world.counts(ids, np.full(len(ids), start / self._ticks))
         steps = work.bind(options).num_steps(samples)
-        compute = world.devices.seconds(world.seed, ids, numbers, steps, samples) * (1 - done)
+        down = np.zeros(len(ids)) if keeps else world.links.download_seconds(world.seed, ids, down_bytes)
+        compute = world.devices.seconds(world.seed, ids, batches, steps, samples) * (1 - done)
         up = world.links.upload_seconds(world.seed, ids, up_bytes)
+        ends, outcome, absent = self._fates(ids, numbers, start, down, compute, up)
 
-        ends = start + np.maximum(1, self._to_ticks(down + compute + up))
-        outcome = np.full(len(ids), ARRIVED, dtype=object)
-        crashed, share = world.crashes.draw(
-            world.seed, ids, self.version if world.crashes.clock == "round" else numbers
-        )
-        self._interrupt(
-            ends, outcome, CRASHED, np.where(crashed, start + self._to_ticks(down + share * compute), ends), crashed
-        )
-        if world.availability.clock == "seconds":
-            until = world.availability.online_until(world.seed, ids, self.now)
-            self._interrupt(ends, outcome, OFFLINE, *self._before(until, ends))
-        if world.left_at is not None:
-            self._interrupt(ends, outcome, LEFT, *self._before(world.left_at[ids], ends))
-        absent = ~OnlineSet(world, self.version, self.now).contains(ids)
-        self._interrupt(ends, outcome, OFFLINE, np.full(len(ids), self._clock), absent)
-
+        failed = outcome != ARRIVED
         spent = np.maximum(ends - start, 0) / self._ticks
         down_spent = np.minimum(spent, down)
         compute_spent = np.minimum(spent - down_spent, compute)
-        failed = outcome != ARRIVED
-        up_spent = np.where(failed, 0.0, up)
-        progress = done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)
-        heard = ~failed | (world.detection.kind != "none")
-        learnt = ends + np.where(failed & heard, round(world.detection.seconds * self._ticks), 0)
+        up_spent = np.where(failed, np.clip(spent - down_spent - compute_spent, 0, up), up)
         got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
-        sent = np.where(failed, 0, up_bytes)
-        names = list(options)
-        columns = zip(*(options[name].tolist() for name in names), strict=True) if names else iter([()] * len(ids))
-        return [
-            Job(c, n, v, r, work, dict(zip(names, o, strict=True)), b, self._clock, start, e, out, s, k,
-                (d, x, u), (g, w), a, p, h, hold, again)
-            for c, n, v, r, o, b, e, out, s, k, d, x, u, g, w, a, p, h in zip(
-                ids.tolist(), numbers.tolist(), versions, received, columns, batches.tolist(), learnt.tolist(), outcome,
-                samples.tolist(), steps.tolist(), down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(),
-                got.tolist(), sent.tolist(), done.tolist(), progress.tolist(), heard.tolist(), strict=True)
-        ]  # fmt: skip
+        sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)
+        heard = ~failed | (world.detection.kind != "none")
+        columns: dict[str, Iterable[Any]] = {
+            "client": ids.tolist(),
+            "number": numbers.tolist(),
+            "version": versions,
+            "received": received,
+            "options": _by_row(options, len(ids)),
+            "batches": batches.tolist(),
+            "ends_at": (ends + np.where(failed & heard, round(world.detection.seconds * self._ticks), 0)).tolist(),
+            "outcome": outcome.tolist(),
+            "samples": samples.tolist(),
+            "steps": steps.tolist(),
+            "seconds": zip(down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(), strict=True),
+            "bytes": zip(got.tolist(), sent.tolist(), strict=True),
+            "done": done.tolist(),
+            "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
+            "heard": heard.tolist(),
+            "has_model": (keeps | ~absent & (spent >= down)).tolist(),
+        }
+        shared: dict[str, Any] = {"work": work, "sent_at": self._clock, "starts_at": start}
+        shared |= {"hold": hold, "again": again}
+        rows = zip(*columns.values(), strict=True)
+        named: Iterable[dict[str, Any]] = (dict(zip(columns, row, strict=True)) for row in rows)
+        return [Job(**row, **shared) for row in named]
 
-    @staticmethod
-    def _interrupt(
-        ends: IntArray, outcome: NDArray[Any], reason: str, at: IntArray, happens: NDArray[np.bool_]
-    ) -> None:
-        """Where the interruption happens before the end known so far, it is the end."""
-        first = happens & (at < ends)
-        ends[first], outcome[first] = at[first], reason
+    def _fates(
+        self, ids: IntArray, numbers: IntArray, start: int, down: FloatArray, compute: FloatArray, up: FloatArray
+    ) -> tuple[IntArray, NDArray[Any], NDArray[np.bool_]]:
+        """When and how each job ends, and who was not there to begin with: whatever happens first decides."""
+        world = self.population
+        ends = start + np.maximum(1, self._to_ticks(down + compute + up))
+        outcome = np.full(len(ids), ARRIVED, dtype=object)
+
+        def interrupt(reason: str, at: IntArray, happens: NDArray[np.bool_]) -> None:
+            first = happens & (at < ends)
+            ends[first], outcome[first] = np.maximum(at[first], self._clock), reason
+
+        crashed, share = world.crashes.draw(
+            world.seed, ids, self.version if world.crashes.clock == "round" else numbers
+        )
+        interrupt(CRASHED, start + self._to_ticks(down + share * compute), crashed)
+        if world.availability.clock == "seconds":
+            interrupt(OFFLINE, *self._before(world.availability.online_until(world.seed, ids, self.now), ends))
+        if world.left_at is not None:
+            interrupt(LEFT, *self._before(world.left_at[ids], ends))
+        absent = ~OnlineSet(world, self.version, self.now).contains(ids)
+        interrupt(OFFLINE, np.full(len(ids), self._clock), absent)
+        return ends, outcome, absent
 
     def _before(self, seconds: FloatArray, ends: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        sooner = seconds * self._ticks < ends
-        return np.where(sooner, np.ceil(np.where(sooner, seconds, 0) * self._ticks), ends).astype(np.int64), sooner
+        """The first tick that is not before those times, where that is sooner than the end."""
+        ticks = np.ceil(np.round(np.minimum(seconds * self._ticks, ends.astype(np.float64) + 1), 3))
+        return ticks.astype(np.int64), ticks < ends
 
     def _received(
         self, ids: IntArray, numbers: IntArray, model: ModelChoice
@@ -165,20 +177,24 @@ class Simulation(Server):
             rows, group = model[0], np.asarray(model[1], np.int64)
             if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
                 raise UserError("invite: model=([G, P], group) needs G models of the task's size and a group a client")
-            unique = {g: rows[g] for g in np.unique(group).tolist()}
+            unique = {g: rows[g].clone() for g in np.unique(group).tolist()}
             return [unique[g] for g in group.tolist()], [self.version] * len(ids), numbers, none_done
         vector = self.model if model is None else model
         if vector.shape != self.model.shape:
             raise UserError(f"invite: a model of shape {tuple(self.model.shape)} is needed, not {tuple(vector.shape)}")
-        return [vector] * len(ids), [self.version] * len(ids), numbers, none_done
+        sent = vector if model is None else vector.clone()  # the caller may go on changing its own
+        return [sent] * len(ids), [self.version] * len(ids), numbers, none_done
+
+    def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
+        return np.array([client in self._kept for client in np.asarray(clients, np.int64).tolist()], bool)
 
     def _continued(
         self, ids: IntArray, numbers: IntArray
     ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
         if not self.algorithm.keeps_local_models:
             raise UserError("invite: KEEP needs an algorithm that declares keeps_local_models = True")
-        missing = [client for client in ids.tolist() if client not in self._kept]
-        if missing:
+        missing = ids[~self.keeps(ids)]
+        if len(missing):
             raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
         last = [self._kept[client] for client in ids.tolist()]
         self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
@@ -205,14 +221,24 @@ class Simulation(Server):
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
-        close = None if seconds is None else self._clock + int(self._to_ticks(np.asarray(seconds)))
-        timer = count is None and close is not None
+        if seconds is not None and not seconds >= 0:
+            raise UserError(f"wait: {seconds} seconds; it must be at least 0")
+        limited = seconds is not None and seconds != np.inf
+        close = self._clock + int(self._to_ticks(np.asarray(seconds))) if limited else None
+        timer = count is None and limited
         ready = sum(wanted is None or job.client in wanted for job in self._inbox)
-        expected = sum(wanted is None or client in wanted for client in self._in_flight)  # known to be alive
+        awaited = (
+            list(self._in_flight.values())
+            if wanted is None
+            else [self._in_flight[client] for client in wanted if client in self._in_flight]
+        )
+        if count is None and not limited and any(job.again for job in awaited):
+            raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
+        expected, alive = len(awaited), sum(job.heard for job in awaited)
         while timer or (expected and (count is None or ready < count)):
-            if not self._events and close is None:
+            if close is None and not alive:
                 raise UserError(
-                    f"wait: {len(self._in_flight)} jobs will never be heard of again; "
+                    f"wait: {expected} jobs will never be heard of again; "
                     "set population.detection to oracle or heartbeat, or give the wait a time limit"
                 )
             if not self._events or (close is not None and self._events[0][0] > close):
@@ -222,7 +248,9 @@ class Simulation(Server):
             job = self._next_event()
             if job is not None and (wanted is None or job.client in wanted):
                 ready += job.outcome == ARRIVED
-                expected -= job.client not in self._in_flight  # a standing invitation has restarted it
+                restarted = self._in_flight.get(job.client)  # by a standing invitation
+                expected -= restarted is None
+                alive -= restarted is None or not restarted.heard
         taken = self._take(self._inbox, wanted, count)
         failed = self._take(self._failures, wanted, None)
         for job in taken:
@@ -242,18 +270,18 @@ class Simulation(Server):
         return taken
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(list(jobs), self._train, self.version, self._ticks, failed)
+        return Updates(
+            list(jobs), self._train, self.version, self._ticks, self.model.new_zeros(0, len(self.model)), failed
+        )
 
     def _next_event(self) -> Job | None:
         """Advance to the next event; the job that ended, unless it was cancelled before."""
-        tick, client, _, job = heapq.heappop(self._events)
-        if self._in_flight.get(client) is not job:  # cancelled meanwhile
+        tick, client, number = heapq.heappop(self._events)
+        job = self._in_flight.get(client)
+        if job is None or job.number != number:  # cancelled meanwhile
             return None
         self._clock = max(self._clock, tick)
-        del self._in_flight[client]
-        self._end(job)
-        if self.algorithm.keeps_local_models:
-            self._kept[client] = job
+        self._leave_flight(job)
         success = job.outcome == ARRIVED
         (self._inbox if success else self._failures).append(job)
         if success and job.work.state_shapes(self.task):
@@ -264,30 +292,40 @@ class Simulation(Server):
             observer.on_arrival(self, job)
         if job.again and success:
             work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
-            self.invite([client], work, again=True)
+            self.invite([client], work, hold=job.hold, again=True)
         return job
+
+    def _leave_flight(self, job: Job) -> None:
+        """A job is over: count it, and remember what its client has."""
+        del self._in_flight[job.client]
+        self._busy[job.client] = False
+        if self.algorithm.keeps_local_models and job.has_model:
+            self._kept[job.client] = job
+        self._end(job)
 
     def cancel(self, clients: ArrayLike) -> None:
         for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
             self._held.pop(client, None)
-            job = self._in_flight.pop(client, None)
+            job = self._in_flight.get(client)
             if job is None:
                 continue
             elapsed = max(0, self._clock - job.starts_at) / self._ticks
             down, compute, up = job.seconds
             got, worked = min(elapsed, down), min(max(0.0, elapsed - down), compute)
-            job.seconds = (got, worked, min(max(0.0, elapsed - down - compute), up))
-            job.bytes = (round(job.bytes[0] * (got / down if down else 1)), 0)
-            if compute:
-                job.progress = job.done + (job.progress - job.done) * worked / compute
+            sent = min(max(0.0, elapsed - down - compute), up)
+            job.seconds = (got, worked, sent)
+            job.bytes = (
+                round(job.bytes[0] * (got / down if down else 1)),
+                round(job.bytes[1] * (sent / up if up else 0)),
+            )
+            job.progress = job.done + (job.progress - job.done) * (worked / compute if compute else 1)
+            job.has_model &= elapsed >= down
             job.outcome, job.ends_at, job.again = CANCELLED, self._clock, False
             job.result = job.state = job.local = None
-            if self.algorithm.keeps_local_models:
-                self._kept[client] = job
-            self._end(job)
+            self._leave_flight(job)
 
     def fetch(self, clients: ArrayLike) -> Updates:
-        ids = np.atleast_1d(np.asarray(clients, np.int64))
+        ids = np.unique(np.asarray(clients, np.int64))
         missing = [client for client in ids.tolist() if client not in self._held]
         if missing:
             raise UserError(f"fetch: client {missing[0]} holds no update")
@@ -314,8 +352,9 @@ class Simulation(Server):
             return
         ahead = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
         room = self.plan.results_kept(self.task, needed[0].work)
+        waiting = sum(job.result is not None for job in ahead)
         for job in ahead:
-            if len(missing) >= room:
+            if len(missing) + waiting >= room:
                 break
             if job.outcome == ARRIVED and job.result is None:
                 missing.setdefault(job.name, job)
@@ -375,6 +414,7 @@ class Simulation(Server):
             "held": list(self._held.values()),
             "kept": list(self._kept.values()),
             "ended": self._ended,
+            "record": self._record.jobs,
         }
         every = {id(job): job for jobs in places.values() for job in jobs}
         position = {name: number for number, name in enumerate(every)}
@@ -390,11 +430,28 @@ class Simulation(Server):
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
         self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
+        self._record.jobs = places["record"]
         self._in_flight, self._held, self._kept = (
             {job.client: job for job in places[place]} for place in ("in_flight", "held", "kept")
         )
-        self._events = [(job.ends_at, job.client, job.number, job) for job in self._in_flight.values() if job.heard]
+        self._busy[list(self._in_flight)] = True
+        self._events = [(job.ends_at, job.client, job.number) for job in self._in_flight.values() if job.heard]
         heapq.heapify(self._events)
+        self._share_tensors(every)
+
+    def _share_tensors(self, jobs: list[Job]) -> None:
+        """What was one tensor before the checkpoint is one again: jobs are grouped by the tensors they share."""
+        known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
+        works = {id(job.work): job.work for job in jobs}
+        for work in works.values():
+            for part in fields(work):
+                value = getattr(work, part.name)
+                if isinstance(value, Tensor):
+                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
+                    object.__setattr__(work, part.name, twin)
+        for job in jobs:
+            if torch.equal(job.received, self.model):
+                job.received = self.model
 
 
 def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
@@ -410,7 +467,18 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
             if value.shape != (count,):
                 raise UserError(f"local.{part.name}: {value.size} values for {count} invited clients")
             options[part.name] = np.asarray(value, np.float64)
+    for name in ("batch_size", "batching"):
+        if name in options:
+            raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
     return work.bind(dict.fromkeys(options, 0)), options
+
+
+def _by_row(options: dict[str, FloatArray], count: int) -> list[dict[str, float]]:
+    """Each client's own options."""
+    if not options:
+        return [{}] * count
+    rows = zip(*(values.tolist() for values in options.values()), strict=True)
+    return [dict(zip(options, row, strict=True)) for row in rows]
 
 
 def _signature(work: LocalSGD) -> tuple[Any, ...]:

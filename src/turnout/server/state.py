@@ -96,12 +96,15 @@ class _Blocks:
         return tensors
 
 
-def _resolve(kind: str, tensors: Named, place: list[int] | None, loaded: dict[str, Named]) -> tuple[Named, int] | None:
-    if place is None:
-        return None
-    name = f"{kind}{place[0]}"
-    block = loaded.setdefault(name, unnest(name, tensors))
-    return block, tensors[f"{name}@rows"].tolist().index(place[1])
+def _load_blocks(kind: str, tensors: Named) -> dict[int, tuple[Named, dict[int, int]]]:
+    """Blocks by number: their rows, and where each original row is now."""
+    blocks = {}
+    for name in tensors:
+        if name.startswith(kind) and name.endswith("@rows"):
+            block = name.removesuffix("@rows")
+            places = {row: place for place, row in enumerate(tensors[name].tolist())}
+            blocks[int(block.removeprefix(kind))] = unnest(block, tensors), places
+    return blocks
 
 
 def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
@@ -137,12 +140,15 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
     for number, (name, values) in enumerate(facts["works"]):
         if name not in known:
             raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
-        works.append(known[name](**values).bind(unnest(f"work{number}", tensors)))
+        works.append(object.__new__(known[name]).bind(values | unnest(f"work{number}", tensors)))
     models = list(tensors["models"]) if "models" in tensors else []
-    loaded: dict[str, Named] = {}
+    blocks = {kind: _load_blocks(kind, tensors) for kind in _TRAINED}
     jobs = []
     for row in facts["rows"]:
-        row |= {kind: _resolve(kind, tensors, row[kind], loaded) for kind in _TRAINED}
+        for kind in _TRAINED:
+            if row[kind] is not None:
+                block, places = blocks[kind][row[kind][0]]
+                row[kind] = block, places[row[kind][1]]
         row |= {"received": models[row["received"]], "work": works[row["work"]]}
         row |= {name: tuple(row[name]) for name in ("seconds", "bytes")}
         jobs.append(Job(**row))

@@ -30,7 +30,7 @@ class Stopping:
             return f"{self.rounds} rounds"
         if self.seconds is not None and now >= self.seconds:
             return f"{self.seconds:g} virtual seconds"
-        if self.target is not None:
+        if self.target is not None and measures:
             if self.measure not in measures:
                 raise UserError(f"run.measure: {self.measure!r} is not measured; known: {', '.join(sorted(measures))}")
             value = measures[self.measure]

@@ -45,6 +45,7 @@ class Job:
     heard: bool = True  # whether the server learns of the end at all
     hold: bool = False  # the vectors stay with the client until fetched
     again: bool = False  # a standing invitation
+    has_model: bool = True  # whether the client had received its model by the end
     used: bool = False  # in a step
     logged: bool = False  # in the history
     result: tuple[Named, int] | None = None  # a block of trained rows, and which row is this job's
@@ -87,6 +88,7 @@ class Updates:
         train: Callable[[Sequence[Job]], None],
         version: int,
         ticks_per_second: int,
+        empty: Tensor,
         failed: Failures | None = None,
     ) -> None:
         self.jobs = list(jobs)
@@ -94,19 +96,22 @@ class Updates:
         self._train = train
         self._version = version
         self._ticks = ticks_per_second
+        self._empty = empty  # [0, P]: the vectors of no job at all
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     def __add__(self, other: Updates) -> Updates:
         failed = Failures(self.failed.jobs + other.failed.jobs)
-        return Updates(self.jobs + other.jobs, self._train, max(self._version, other._version), self._ticks, failed)
+        return Updates(
+            self.jobs + other.jobs, self._train, max(self._version, other._version), self._ticks, self._empty, failed
+        )
 
     def select(self, rows: ArrayLike) -> Updates:
         """Some of the rows: a boolean mask or positions."""
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return Updates([self.jobs[i] for i in rows], self._train, self._version, self._ticks)
+        return Updates([self.jobs[i] for i in rows], self._train, self._version, self._ticks, self._empty)
 
     def _column(self, values: Any, dtype: type = np.int64) -> NDArray[Any]:
         return np.fromiter(values, dtype, len(self.jobs))
@@ -164,6 +169,8 @@ class Updates:
         return self._gather(name)
 
     def _gather(self, name: str, held: bool = False) -> Tensor:
+        if not self.jobs:
+            return self._empty
         blocks = self._blocks(held)
         values = torch.cat([block[name][there] for block, there, _ in blocks])
         order = [row for _, _, rows in blocks for row in rows]
@@ -178,7 +185,7 @@ class Updates:
 
     def received(self) -> Tensor:
         """`[k, P]` the model each job started from."""
-        return torch.stack([job.received for job in self.jobs])
+        return torch.stack([job.received for job in self.jobs]) if self.jobs else self._empty
 
     def returned(self) -> Tensor:
         """`[k, P]` the model each job ended with."""
@@ -189,7 +196,7 @@ class Updates:
         weights = np.asarray(weights, np.float64)
         total: Tensor | None = None
         for block, there, rows in self._blocks():
-            values = block[name] if len(there) == len(block[name]) else block[name][there]
+            values = block[name] if there == list(range(len(block[name]))) else block[name][there]
             row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
             part: Tensor = torch.tensordot(row, values, dims=1)
             total = part if total is None else total + part
