@@ -180,7 +180,7 @@ def test_model_loads_into_a_plain_module(terminal: Terminal) -> None:
 
 
 def test_config_runs_again_to_the_same_bits(terminal: Terminal) -> None:
-    first = terminal.run("a", "algorithm.name=scaffold", "local.momentum=0.5")
+    first = terminal.run("a", "algorithm.name=scaffold", "local.weight_decay=0.01")
     terminal.done("run", "runs/a/config.toml", "run.name=b")
     second = first.with_name("b")
     assert bits(first) == bits(second)

@@ -234,11 +234,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 # refusals
 
 
-def test_a_job_that_takes_no_time_is_refused() -> None:
+def test_a_negative_time_is_refused_and_no_work_takes_none() -> None:
     with pytest.raises(UserError, match=r"client \d+ is -.*set a minimum"):
         seconds(Devices(Gaussian(1.0, 5.0)))
-    with pytest.raises(UserError, match=r"job time of client 4 is 0\.0"):
-        devices.fixed(1.0, per="step").seconds(0, np.array([3, 4]), 0, np.array([1, 0]), 1)
+    report = devices.fixed(2.0, per="step").seconds(0, np.array([3, 4]), 0, np.array([1, 0]), 1)
+    assert report.tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize(
