@@ -199,9 +199,13 @@ class Cohort:
         rows = index if batches is None else batches.rows(index)
         sizes = [] if batches is None else batches.sizes.tolist()
         workers = min(len(self._single), len(steps))
-        results: list[Any] = [None] * len(steps)
+        kept: list[Any] = [None] * len(steps)
+        payload, new_state = (
+            {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
+            for shapes in (jobs.work.payload_shapes(self.task), jobs.work.state_shapes(self.task))
+        )
 
-        def one(task: Task, i: int) -> Any:
+        def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
             n = int(jobs.samples.counts[i])
             work = jobs.work.bind({name: float(values[i]) for name, values in jobs.options.items()})
             received = jobs.models[jobs.received[i]]
@@ -215,6 +219,8 @@ class Cohort:
                     stored = batches.stored(number)
                     size = sizes[i][stored]
                     inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
+                    if inputs.ndim == 4:  # images: the layout a CPU convolves fastest
+                        inputs = inputs.contiguous(memory_format=torch.channels_last)
                     weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
@@ -224,15 +230,18 @@ class Cohort:
             else:
                 for batch in mini_batches():
                     params, carry = work.step(task, params, carry, batch)
-            payload, state = work.finish(task, received, params, carry, state, data)
-            return payload, state, {"params": params} if keep else {}
+            return *work.finish(task, received, params, carry, state, data), params
 
         def share(worker: int) -> None:
             with torch.no_grad():
                 for i in range(worker, len(steps), workers):
-                    results[i] = one(self._single[worker], i)
+                    *blocks, params = one(self._single[worker], i)
+                    for block, named in zip((payload, new_state), blocks, strict=True):
+                        for name, value in named.items():
+                            block[name][i].copy_(value)
+                    if keep:
+                        kept[i] = params
 
         with threads(1), ThreadPoolExecutor(workers) as pool:
             list(pool.map(share, range(workers)))
-        stacked: tuple[Named, Named, Named] = tree_map(lambda *x: torch.stack(x), *results)
-        return stacked
+        return payload, new_state, {"params": torch.stack(kept)} if keep else {}
