@@ -37,10 +37,10 @@ def test_another_seed_is_another_run(name: str) -> None:
 @pytest.mark.parametrize("batching", ["epochs", "draws", "fixed"])
 def test_batches_do_not_depend_on_the_company(batching: str) -> None:
     work = local(batching=batching, steps=6)
-    counts, keys = torch.tensor([9, 3, 14, 1]), torch.from_numpy(key(1, "job", np.arange(4)))
-    together = plan_batches(work, keys, counts, torch.full((4,), 6))
+    counts, keys = np.array([9, 3, 14, 1]), torch.from_numpy(key(1, "job", np.arange(4)))
+    together = plan_batches(work, keys, counts, np.full(4, 6))
     for i in range(4):
-        alone = plan_batches(work, keys[i : i + 1], counts[i : i + 1], torch.tensor([6]))
+        alone = plan_batches(work, keys[i : i + 1], counts[i : i + 1], np.array([6]))
         for number in range(alone.positions.shape[1]):
             size = int(alone.sizes[0, number])
             assert int(together.sizes[i, number]) == size
@@ -48,7 +48,7 @@ def test_batches_do_not_depend_on_the_company(batching: str) -> None:
 
 
 def test_an_epoch_visits_every_sample_once() -> None:
-    counts = torch.tensor([9, 3, 14, 1])
+    counts = np.array([9, 3, 14, 1])
     steps = (counts + 3) // 4 * 2
     plan = plan_batches(local(), torch.from_numpy(key(1, "job", np.arange(4))), counts, steps)
     for i, count in enumerate(counts.tolist()):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.local.sgd import LocalSGD
@@ -43,12 +45,14 @@ def shuffles(keys: Tensor, counts: Tensor, width: int) -> Tensor:
     return draws.argsort(dim=-1, stable=True)
 
 
-def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor) -> BatchPlan:
-    """`keys` [C] one a job, `counts` [C] samples of each client, `steps` [C] how many steps each will do.
+def plan(work: LocalSGD, keys: Tensor, samples: NDArray[np.int64], how_many: NDArray[np.int64]) -> BatchPlan:
+    """`keys` [C] one a job, `samples` [C] of each client, `how_many` [C] steps each will do; sizes are known here, so
+    that nothing is asked back from the device.
 
     Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
     """
-    width, longest = int(counts.max()), int(steps.max())
+    width, longest = int(samples.max()), int(how_many.max())
+    counts, steps = (torch.as_tensor(array, device=keys.device) for array in (samples, how_many))
     if work.batching == "full":
         positions = torch.arange(width, device=keys.device).expand(len(keys), 1, width)
         return BatchPlan(torch.where(positions < counts[:, None, None], positions, 0), counts[:, None])
@@ -61,7 +65,7 @@ def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor) -> BatchPl
             torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes
         )
     steps_a_pass = -(-counts // work.batch_size)  # [C]
-    passes = int((-(-steps // steps_a_pass)).max())
+    passes = int((-(-how_many // -(-samples // work.batch_size))).max())
     order = shuffles(mix(keys[:, None] + torch.arange(passes, device=keys.device)), counts[:, None], width)  # [C, E, n]
     number = torch.minimum(torch.arange(longest, device=keys.device), (steps - 1).clamp(min=0)[:, None])  # [C, S]
     which_pass, within = number // steps_a_pass[:, None], number % steps_a_pass[:, None]

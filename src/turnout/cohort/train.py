@@ -31,6 +31,7 @@ from turnout.population.ragged import Ragged
 from turnout.random import mix
 from turnout.task import Task
 
+GATHER_AT_ONCE = 64 << 20  # bytes
 FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -76,6 +77,11 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _take(pool: Tensor, rows: Tensor) -> Tensor:
+    """`[*rows.shape, ...]` those rows of the pool."""
+    return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
 
 
 def _rows(tree: Any, rows: slice) -> Any:
@@ -134,7 +140,7 @@ class Cohort:
         index = torch.as_tensor(jobs.samples.padded(np.arange(len(counts)), int(counts.max())), device=device).long()
         counted = torch.as_tensor(counts, device=device)
         keys = torch.as_tensor(jobs.keys, device=device)
-        batches = plan_batches(jobs.work, keys, counted, torch.as_tensor(steps, device=device)) if steps[0] else None
+        batches = plan_batches(jobs.work, keys, counts, steps) if steps[0] else None
         step_keys = mix(keys[:, None] ^ torch.arange(1, int(steps[0]) + 1, device=device))
         return index, counted, step_keys, batches
 
@@ -166,16 +172,18 @@ class Cohort:
             if batches is None:
                 return
             rows, batch_weights = batches.rows(index), batches.weights(dtype)
+            at_once = rows.numel() * self.sample_bytes <= GATHER_AT_ONCE  # fewer launches, where it costs little memory
+            gathered = [_take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 place = slice(active), batches.stored(number)
                 inputs, targets = (
-                    pool.index_select(0, rows[place].flatten()).view(*rows[place].shape, *pool.shape[1:])
-                    for pool in (self.inputs, self.targets)
+                    (part[place] for part in gathered)
+                    if at_once
+                    else (_take(pool, rows[place]) for pool in (self.inputs, self.targets))
                 )
-                yield Batch(
-                    inputs, targets, batch_weights[place], batches.positions[place], keys[:active, number], number
-                )
+                positions = batches.positions[place]
+                yield Batch(inputs, targets, batch_weights[place], positions, keys[:active, number], number)
 
         if plain_sgd.applies(work, options):
             params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches())
