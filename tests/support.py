@@ -81,6 +81,17 @@ def local(**options: Any) -> LocalSGD:
 
 
 @dataclass
+class Idle(Algorithm):
+    """Lets a test play the algorithm."""
+
+    keeps_local_models: ClassVar[bool] = True
+
+    def run(self, server: Server) -> None:
+        for _ in server.rounds():
+            server.step(server.wait(0), [])
+
+
+@dataclass
 class Windowed(Algorithm):
     """Every `window` seconds, whatever has arrived: jobs of several versions in flight at every checkpoint."""
 

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import turnout
-from support import experiment, local, population, simulation
+from support import Idle, experiment, local, population, simulation
 from turnout import KEEP, Algorithm, Bernoulli, Crashes, Detection, LocalSGD, Server, Simulation, Stopping
 from turnout import devices as hardware
 from turnout.errors import UserError
 from turnout.local.controlled import ControlledSGD
 from turnout.local.own import OwnModelSGD
 from turnout.server.updates import Job
-
-
-@dataclass
-class Idle(Algorithm):
-    keeps_local_models: ClassVar[bool] = True
-
-    def run(self, server: Server) -> None:
-        for _ in server.rounds():
-            server.step(server.wait(0), [])
 
 
 def server(delays: list[float], **columns: Any) -> Simulation:

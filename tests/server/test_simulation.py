@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from support import local, population, simulation
+from support import Idle, local, population, simulation
 from turnout import (
     KEEP,
     Algorithm,
@@ -30,17 +30,6 @@ from turnout import devices as hardware
 from turnout.errors import UserError
 from turnout.local.sgd import ClientData, Named
 from turnout.task import Task
-
-
-@dataclass
-class Idle(Algorithm):
-    """Lets a test play the algorithm."""
-
-    keeps_local_models: ClassVar[bool] = True
-
-    def run(self, server: Server) -> None:
-        for _ in server.rounds():
-            server.step(server.wait(0), [])
 
 
 def server(delays: list[float] | None = None, **columns: Any) -> Simulation:

@@ -133,9 +133,8 @@ class Simulation(Server):
         }
         shared: dict[str, Any] = {"work": work, "sent_at": self._clock, "starts_at": start}
         shared |= {"hold": hold, "again": again}
-        names = tuple(columns)
         rows = zip(*columns.values(), strict=True)
-        return [Job(**dict(zip(names, row, strict=True)), **shared) for row in rows]
+        return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
 
     def _fates(
         self, ids: IntArray, numbers: IntArray, start: int, down: FloatArray, compute: FloatArray, up: FloatArray
