@@ -20,7 +20,7 @@ from turnout.random import GOLDEN, bits, key, mix
 
 
 def people(shape: tuple[int, ...]) -> Population:
-    sizes = np.arange(5, 45)
+    sizes = np.arange(17, 57)  # at least 6 steps each: captured steps first, eager ones for the rest
     count = int(sizes.sum())
     inputs = (
         torch.from_numpy(random.normal(key(0, "inputs"), count * int(np.prod(shape)))).reshape(count, *shape).float()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from turnout.cohort.graphs import CapturedStep, Graphs
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task import Task
 
@@ -39,23 +40,42 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
     if not batch.inputs.is_cuda:
         gradients: Named = vmap(grad(partial(_objective, task)))(layers, *arguments)
         return gradients.values()
-    leaves = {name: value.requires_grad_() for name, value in layers.items()}
+    leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
     with torch.enable_grad():
         total = vmap(partial(_objective, task))(leaves, *arguments).sum()
         return torch.autograd.grad(total, list(leaves.values()))
 
 
-def run_cohort(task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[Batch]) -> Tensor:
-    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`."""
-    layers = {name: value.clone() for name, value in task.layout.unflatten(received).items()}
+def descend(task: Task, layers: Named, lr: float | Tensor, batch: Batch) -> None:
+    """One step of the cohort, in place; `lr` is a number or `[C]`."""
+    for layer, gradient in zip(layers.values(), _own_gradients(task, layers, batch), strict=True):
+        if isinstance(lr, Tensor):
+            layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
+        else:
+            layer.add_(gradient, alpha=-lr)
+
+
+def run_cohort(
+    task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[Batch], graphs: Graphs | None = None
+) -> Tensor:
+    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`.
+
+    With `graphs`, steps of the whole cohort are replayed from a captured one.
+    """
+    layers = task.layout.unflatten(received)
+    captured: CapturedStep | None = None
+    if graphs is None:
+        layers = {name: value.clone() for name, value in layers.items()}
     for batch in batches:
         clients = len(batch.inputs)
-        active = {name: value[:clients] for name, value in layers.items()}
-        for layer, gradient in zip(active.values(), _own_gradients(task, active, batch), strict=True):
-            if isinstance(lr, Tensor):
-                layer.detach().sub_(gradient * lr[:clients].view(-1, *(1,) * (gradient.ndim - 1)))
-            else:
-                layer.detach().add_(gradient, alpha=-lr)
+        if graphs is not None and clients == len(received):
+            if captured is None:
+                captured = graphs.step_for(layers, lr, batch)
+                layers = captured.layers
+            captured.replay(batch)
+        else:
+            active = {name: value[:clients] for name, value in layers.items()}
+            descend(task, active, lr[:clients] if isinstance(lr, Tensor) else lr, batch)
     return torch.cat([layers[name].flatten(1) for name in task.layout.names], dim=1)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_map
 from turnout.cohort import plain_sgd
 from turnout.cohort.batches import BatchPlan
 from turnout.cohort.batches import plan as plan_batches
+from turnout.cohort.graphs import WORTH_STEPS, Graphs
 from turnout.cohort.memory import keep_freed_memory
 from turnout.cohort.plan import Plan
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
@@ -107,6 +109,7 @@ class Cohort:
         else:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        self._graphs = Graphs(partial(plain_sgd.descend, self.task)) if plan.device != "cpu" else None
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
@@ -186,7 +189,9 @@ class Cohort:
                 yield Batch(inputs, targets, batch_weights[place], positions, keys[:active, number], number)
 
         if plain_sgd.applies(work, options):
-            params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches())
+            together = int(steps[-1])  # steps of the whole cohort
+            graphs = self._graphs if together >= WORTH_STEPS else None
+            params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches(), graphs)
             return {"delta": params - received}, {}, {"params": params} if keep else {}
         params, carry = vmap(start)(options, received, jobs.state, local)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
