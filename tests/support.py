@@ -191,11 +191,15 @@ EXERCISES: dict[str, type[Algorithm]] = {
 }  # fmt: skip
 
 
+SETTINGS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer_size": 3}}  # what a population of eight needs
+
+
 def algorithm(name: str, **options: Any) -> Algorithm:
     """An exercise, or a published algorithm by name with small settings."""
     if name in EXERCISES:
         return EXERCISES[name](local())
     cls = registry.find("algorithm", name)
+    options = SETTINGS.get(name, {}) | options
     if "sampler" in cls.__dataclass_fields__ and name not in ("local", "centralised"):
         options.setdefault("sampler", turnout.MD(4))
     return cls(local(), **options)

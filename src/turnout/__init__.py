@@ -2,11 +2,15 @@
 
 from turnout import datasets, models
 from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.centralised import Centralised
 from turnout.algorithms.fedadagrad import FedAdagrad
 from turnout.algorithms.fedadam import FedAdam
+from turnout.algorithms.fedasync import FedAsync
 from turnout.algorithms.fedavg import FedAvg
 from turnout.algorithms.fedavgm import FedAvgM
+from turnout.algorithms.fedbuff import FedBuff
+from turnout.algorithms.fedfix import FedFix
 from turnout.algorithms.fednova import FedNova
 from turnout.algorithms.fedprox import FedProx
 from turnout.algorithms.fedyogi import FedYogi
@@ -27,6 +31,8 @@ from turnout.sampling.full import Full
 from turnout.sampling.md import MD
 from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.uniform import Uniform
+from turnout.server.policy import Policy, Schedule
+from turnout.server.rehearsal import rehearse, schedule
 from turnout.server.server import KEEP, Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
@@ -35,9 +41,10 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "KEEP", "MD", "Algorithm", "Always", "Bernoulli", "Centralised", "Crashes", "Detection", "Evaluation", "Experiment",
-    "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local",
-    "LocalSGD", "Observer", "Plan", "Population", "Ragged", "Renormalised", "Result", "Scaffold", "Server",
-    "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition",
-    "simulate",
+    "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Centralised", "Crashes", "Detection",
+    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedFix",
+    "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan", "Policy",
+    "Population", "Ragged", "Renormalised", "Result", "Scaffold", "Schedule", "Server", "Simulation", "Stopping",
+    "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition", "rehearse",
+    "schedule", "simulate",
 ]  # fmt: skip

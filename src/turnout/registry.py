@@ -16,12 +16,13 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
+_BASES = ("algorithm", "arrivals", "sampler")  # what the files of the packages build on
 
 
 def names(kind: str) -> list[str]:
     """All names of a kind: `algorithm` or `sampler`."""
     package = importlib.import_module(_PACKAGES[kind][0])
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != kind)
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in _BASES)
 
 
 def find(kind: str, name: str) -> type[Any]:

@@ -97,6 +97,7 @@ def test_a_standing_invitation_keeps_holding() -> None:
     s = server([1.0])
     s.invite([0], local(), hold=True, again=True)
     s.wait(1)
+    s.settle()  # it starts again once the algorithm has acted
     assert s._in_flight[0].hold
 
 

@@ -342,11 +342,11 @@ def test_other_arrivals_wait_while_vectors_are_fetched() -> None:
 def test_a_standing_invitation_restarts_on_the_current_model() -> None:
     s = server([2, 3])
     s.invite([0, 1], local(), again=True)
-    s.step(s.wait(1), [1.0])  # at 2, client 0, which has restarted on the old model
+    s.step(s.wait(1), [1.0])  # at 2, client 0: its update closes the round, so it restarts on the new model
     buffered = s.wait(2)
-    assert events(buffered) == [(3.0, 1, 0), (4.0, 0, 0)]
+    assert events(buffered) == [(3.0, 1, 0), (4.0, 0, 1)]  # client 1 restarts at 3, before the round closes
     s.step(buffered, [0.5, 0.5])
-    assert events(s.wait(3)) == [(6.0, 0, 1), (6.0, 1, 1), (8.0, 0, 2)]
+    assert events(s.wait(3)) == [(6.0, 0, 2), (6.0, 1, 1), (8.0, 0, 2)]
     s.cancel([0, 1])
     assert len(s.wait()) == 0
 

@@ -9,7 +9,9 @@ from turnout.local.sgd import LocalSGD
 from turnout.server.optimisers import Gradient
 
 if TYPE_CHECKING:
+    from turnout.population.durations import Durations
     from turnout.population.population import Population
+    from turnout.server.policy import Policy
     from turnout.server.server import Server
 
 
@@ -30,6 +32,10 @@ class Algorithm:
     def optimiser(self) -> Gradient:
         """What the server does with the aggregated difference."""
         return Gradient()
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        """The waiting policy that round `version` follows, where the algorithm is one."""
+        return None
 
     def training_population(self, population: Population) -> Population:
         """Who trains; evaluation always looks at the population as given."""

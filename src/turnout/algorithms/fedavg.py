@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
+from turnout.population.durations import Durations
+from turnout.sampling.full import Full
 from turnout.sampling.sampler import FloatArray, Sampler, Selection
 from turnout.sampling.uniform import Uniform
 from turnout.server.optimisers import Gradient
+from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
@@ -47,6 +50,9 @@ class FedAvg(Algorithm):
             )
             server.cancel(chosen.clients)
             self.aggregate(server, updates, chosen)
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        return Policy() if isinstance(self.sampler, Full) and self.deadline is None else None
 
     def work(self, server: Server) -> LocalSGD:
         """What the invited clients do."""

@@ -32,7 +32,7 @@ class Draw(Protocol):
 
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray: ...
 
-    def below(self, x: float, ids: IntArray) -> FloatArray: ...
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray: ...
 
     def expected(self, ids: IntArray) -> FloatArray: ...
 
@@ -46,7 +46,7 @@ class _Certain:
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
         return self.of(ids)
 
-    def below(self, x: float, ids: IntArray) -> FloatArray:
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         return (self.of(ids) < x).astype(np.float64)
 
     def expected(self, ids: IntArray) -> FloatArray:
@@ -122,7 +122,7 @@ class Exponential:
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
         return -self.expected(ids) * np.log1p(-u)
 
-    def below(self, x: float, ids: IntArray) -> FloatArray:
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         return -np.expm1(-x / self.expected(ids))
 
     def expected(self, ids: IntArray) -> FloatArray:
@@ -143,7 +143,7 @@ class Gaussian:
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
         return self.expected(ids) + column("gaussian: sd", self.sd, ids) * ndtri(u)
 
-    def below(self, x: float, ids: IntArray) -> FloatArray:
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         return np.asarray(ndtr((x - self.expected(ids)) / column("gaussian: sd", self.sd, ids)))
 
     def expected(self, ids: IntArray) -> FloatArray:
@@ -164,7 +164,7 @@ class LogNormal:
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
         return column("lognormal: median", self.median, ids) * np.exp(self._sigma(ids) * ndtri(u))
 
-    def below(self, x: float, ids: IntArray) -> FloatArray:
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         with np.errstate(divide="ignore"):  # log(0) is the answer meant
             return np.asarray(ndtr(np.log(x / column("lognormal: median", self.median, ids)) / self._sigma(ids)))
 
@@ -195,11 +195,10 @@ class AtLeast:
             u = np.minimum(q + (1 - q) * u, 1 - 2.0**-53)
         return np.maximum(self.draw.at(u, ids), self.minimum)
 
-    def below(self, x: float, ids: IntArray) -> FloatArray:
-        if x <= self.minimum:
-            return np.zeros(len(ids))
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         q = self.draw.below(self.minimum, ids) if self.redraw else 0.0
-        return (self.draw.below(x, ids) - q) / (1 - q)
+        above = (self.draw.below(np.maximum(x, self.minimum), ids) - q) / (1 - q)
+        return np.where(np.asarray(x) <= self.minimum, 0.0, above)
 
     def expected(self, ids: IntArray) -> FloatArray:
         return _integral(self, ids, power=1)
@@ -240,6 +239,20 @@ class Devices:
         unit = _integral(self._floored, ids, power=-1) if self.rate else self._floored.expected(ids)
         return self._checked(ids, unit, steps, samples)
 
+    def longer_than(
+        self, seed: int, ids: IntArray, steps: ArrayLike, samples: ArrayLike, seconds: FloatArray
+    ) -> FloatArray:
+        """Probability that a job of each client takes more than so many seconds."""
+        if self.each == "client":
+            return (self.seconds(seed, ids, 0, steps, samples) > seconds).astype(np.float64)
+        units = np.broadcast_to(np.asarray(self._units(steps, samples), np.float64), len(ids))
+        some = np.maximum(seconds, 1e-300)
+        if self.rate:
+            longer = self._floored.below(units / some, ids)
+        else:
+            longer = 1 - self._floored.below(np.nextafter(some / units, np.inf), ids)
+        return np.where(seconds > 0, longer, 1.0)
+
     def ticks_per_second(self) -> int | None:
         """The clock on which every job ends exactly at a tick, where there is one."""
         if isinstance(self.draw, Evenly) and self.per == "job" and not self.rate and self.minimum == 0:
@@ -250,9 +263,12 @@ class Devices:
     def _floored(self) -> Draw:
         return AtLeast(self.draw, self.minimum, self.redraw_below) if self.minimum > 0 else self.draw
 
+    def _units(self, steps: ArrayLike, samples: ArrayLike) -> ArrayLike:
+        units: dict[str, ArrayLike] = {"job": 1.0, "step": steps, "sample": samples}
+        return units[self.per]
+
     def _checked(self, ids: IntArray, unit: FloatArray, steps: ArrayLike, samples: ArrayLike) -> FloatArray:
-        units = {"job": 1.0, "step": steps, "sample": samples}[self.per]
-        seconds = unit * np.asarray(units, np.float64)
+        seconds = unit * np.asarray(self._units(steps, samples), np.float64)
         fine = (unit > 0) & (seconds < np.inf)  # no work at all takes no time
         require("devices: the job time", seconds, fine, "positive and finite: set a minimum", ids)
         return seconds

@@ -25,6 +25,7 @@ from turnout.cohort.train import Cohort, threads
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Event, Observer, Round
+from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
@@ -135,6 +136,10 @@ class Server:
 
     def online(self) -> OnlineSet:
         """Who can be invited now."""
+        raise NotImplementedError
+
+    def durations(self, work: LocalSGD) -> Durations:
+        """How long the clients take for this work, as far as it is known."""
         raise NotImplementedError
 
     def invite(

@@ -21,6 +21,7 @@ from turnout.cohort.train import Jobs
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Observer
+from turnout.population.durations import Durations
 from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
 from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, LEFT, OFFLINE, Failures, Job, Updates
@@ -43,6 +44,7 @@ class Simulation(Server):
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
         self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
+        self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
         self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
         self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
@@ -56,6 +58,10 @@ class Simulation(Server):
 
     def online(self) -> OnlineSet:
         return OnlineSet(self.population, self.version, self.now, self._busy)
+
+    def durations(self, work: LocalSGD) -> Durations:
+        down, up = self._wire_bytes(work.download_numbers(self.task)), self._payload_bytes(work)
+        return Durations.of(self.population, work, down, up)
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
@@ -234,7 +240,12 @@ class Simulation(Server):
         if count is None and not limited and any(job.again for job in awaited):
             raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
         expected, alive = len(awaited), sum(job.heard for job in awaited)
-        while timer or (expected and (count is None or ready < count)):
+        while count is None or ready < count:
+            for job in self._restart():
+                if wanted is None or job.client in wanted:
+                    expected, alive = expected + 1, alive + job.heard
+            if not timer and not expected:
+                break
             if close is None and not alive:
                 raise UserError(
                     f"wait: {expected} jobs will never be heard of again; "
@@ -244,12 +255,10 @@ class Simulation(Server):
                 assert close is not None
                 self._clock = max(self._clock, close)
                 break
-            job = self._next_event()
-            if job is not None and (wanted is None or job.client in wanted):
-                ready += job.outcome == ARRIVED
-                restarted = self._in_flight.get(job.client)  # by a standing invitation
-                expected -= restarted is None
-                alive -= restarted is None or not restarted.heard
+            ended = self._next_event()
+            if ended is not None and (wanted is None or ended.client in wanted):
+                ready += ended.outcome == ARRIVED
+                expected, alive = expected - 1, alive - 1
         taken = self._take(self._inbox, wanted, count)
         failed = self._take(self._failures, wanted, None)
         for job in taken:
@@ -290,9 +299,19 @@ class Simulation(Server):
         for observer in self._arrival_hooks:
             observer.on_arrival(self, job)
         if job.again and success:
-            work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
-            self.invite([client], work, hold=job.hold, again=True)
+            self._restarting.append(job)
         return job
+
+    def _restart(self) -> list[Job]:
+        """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
+        what they brought, so that the last of a round receives the new model."""
+        restarted = []
+        while self._restarting:
+            job = self._restarting.pop(0)
+            work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
+            self.invite([job.client], work, hold=job.hold, again=True)
+            restarted.append(self._in_flight[job.client])
+        return restarted
 
     def _leave_flight(self, job: Job) -> None:
         """A job is over: count it, and remember what its client has."""
@@ -303,6 +322,7 @@ class Simulation(Server):
         self._end(job)
 
     def cancel(self, clients: ArrayLike) -> None:
+        self._restart()
         for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
             self._held.pop(client, None)
             job = self._in_flight.get(client)
@@ -337,8 +357,10 @@ class Simulation(Server):
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
             self._tally["bytes_up"] += size
         home = int(arrives.max(initial=self._clock))
+        self._restart()
         while self._events and self._events[0][0] <= home:
             self._next_event()
+            self._restart()
         self._clock = home
         return self._updates(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
 
@@ -384,10 +406,14 @@ class Simulation(Server):
             ),
             keep_params=self.algorithm.keeps_local_models,
         )
+        self._attach(jobs, trained.payload, trained.state, trained.local)
+
+    def _attach(self, jobs: list[Job], payload: Named, state: Named, kept: Named) -> None:
+        """Give each job its row of what was trained."""
         for row, job in enumerate(jobs):
-            job.result = (trained.payload, row)
-            job.state = (trained.state, row) if trained.state else None
-            job.local = (trained.local, row) if trained.local else None
+            job.result = (payload, row)
+            job.state = (state, row) if state else None
+            job.local = (kept, row) if kept else None
         self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
 
     def _commit(self, jobs: list[Job]) -> None:
@@ -400,6 +426,7 @@ class Simulation(Server):
             del self._unsettled[job.client]
 
     def settle(self) -> None:
+        self._restart()
         self._train(list(self._unsettled.values()))
 
     # -- state ------------------------------------------------------------------------------------------------

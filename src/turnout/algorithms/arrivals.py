@@ -1,0 +1,95 @@
+"""The loop of every asynchronous method: wait as the policy says, aggregate, send whoever delivered the new model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD
+from turnout.population.durations import Durations
+from turnout.random import FloatArray, IntArray
+from turnout.server.policy import Policy
+from turnout.server.server import Server
+from turnout.server.staleness import check_discount, discount
+from turnout.server.updates import CRASHED, Updates
+
+
+@dataclass
+class Arrivals(Algorithm):
+    """Old updates are used as they are, unless `max_staleness` drops them or `staleness_discount` (polynomial
+    (s + 1)^-rate, or hinge 1 / (rate (s - from) + 1) beyond `discount_from`) shrinks them: both skew whose data counts,
+    and the audit shows how. Clients found offline are asked again at every close; a round that finds nobody at all
+    takes `retry` seconds."""
+
+    local: LocalSGD
+    max_staleness: int | None = None
+    staleness_discount: str = "none"
+    discount_rate: float = 0.5
+    discount_from: float = 0.0
+    retry: float = 1.0
+    absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+
+    def __post_init__(self) -> None:
+        check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
+        if not self.retry > 0:
+            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy:
+        """When a round closes: at each arrival."""
+        return Policy(count=1)
+
+    def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
+        """Use what has arrived and is not too old."""
+        raise NotImplementedError
+
+    def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
+        """What these clients do."""
+        return self.local
+
+    def begin(self, server: Server) -> None:
+        durations = server.durations(self.local)
+        self._invite(server, server.population.ids, self.policy(durations), durations)
+
+    def run(self, server: Server) -> None:
+        durations = server.durations(self.local)
+        for version in server.rounds():
+            policy = self.policy(durations, version)
+            arrived = server.wait(policy.count, seconds=policy.window)
+            if not len(arrived) and policy.window is None:
+                arrived += server.wait(seconds=self.retry)
+            self.aggregate(server, self._fresh(server, arrived), policy, durations)
+            self._invite(server, self._idle(server, arrived, policy), policy, durations)
+
+    def discounted(self, weights: FloatArray, updates: Updates) -> FloatArray:
+        """The weights after the staleness discount."""
+        if self.staleness_discount == "none":
+            return weights
+        return weights * discount(self.staleness_discount, updates.staleness, self.discount_rate, self.discount_from)
+
+    def _fresh(self, server: Server, arrived: Updates) -> Updates:
+        if self.max_staleness is None or not len(arrived):
+            return arrived
+        old = arrived.staleness > self.max_staleness
+        for client, staleness in zip(arrived.clients[old].tolist(), arrived.staleness[old].tolist(), strict=True):
+            server.log("stale_update", client=client, staleness=staleness)
+        return arrived.select(~old)
+
+    def _idle(self, server: Server, arrived: Updates, policy: Policy) -> IntArray:
+        """Who delivered (unless it has restarted by itself), who crashed, and who is back."""
+        delivered = arrived.clients[:0] if policy.restart else arrived.clients
+        if not len(arrived.failed) and not len(self.absent):
+            return delivered
+        crashed = np.array(arrived.failed.reasons, object) == CRASHED
+        absent = np.union1d(self.absent, arrived.failed.clients[~crashed])
+        back = server.online().contains(absent)
+        self.absent = absent[~back]
+        return np.concatenate([delivered, arrived.failed.clients[crashed], absent[back]])
+
+    def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
+        work = self.work(clients, policy, durations, server.importance)
+        server.invite(clients, work, again=policy.restart)

@@ -1,0 +1,83 @@
+"""Asynchronous FedAvg: aggregate each update the moment it arrives, and send its client the new model.
+
+Fraboni, Vidal, Kameni, Lorenzi, "A general theory for federated optimization with asynchronous and heterogeneous
+clients updates", JMLR 2023, section 4.2 (algorithm 1 with the weights of table 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turnout.algorithms.arrivals import Arrivals
+from turnout.errors import UserError, unknown
+from turnout.local.sgd import LocalSGD
+from turnout.population.durations import Durations
+from turnout.random import FloatArray, IntArray
+from turnout.server.optimisers import Gradient
+from turnout.server.participation import Gaps, rates
+from turnout.server.policy import Policy
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+RULES = ("unbiased", "measured", "naive", "learning_rate")
+
+
+@dataclass
+class AsyncFedAvg(Arrivals):
+    """`model <- model + server_lr * d_i (returned_i - received_i)` at each arrival.
+
+    `weight_rule`: `unbiased` is d_i = p_i / f_i with f_i the client's updates a round (the paper's TIME-BASED), from
+    the durations where they are known and nobody fails, measured otherwise; `measured` always measures; `naive` is the
+    paper's IDENTICAL, d_i = 1, which optimises a loss weighted by speed; `learning_rate` leaves d_i = 1 and multiplies
+    the clients' learning rates by p_i / f_i instead, the same for one local step.
+    """
+
+    weight_rule: str = "unbiased"
+    server_lr: float = 1.0
+    gaps: Gaps = field(default_factory=Gaps, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_rule not in RULES:
+            raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
+        if self.weight_rule == "learning_rate" and type(self) is not AsyncFedAvg:
+            raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
+        if not self.server_lr > 0:
+            raise UserError(f"algorithm.server_lr: {self.server_lr} must be above 0")
+        self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
+
+    def naive(self, server: Server, updates: Updates) -> FloatArray:
+        """Weights that ignore who answers how often."""
+        return np.ones(len(updates))
+
+    def begin(self, server: Server) -> None:
+        self.gaps.begin(server.population.size)
+        super().begin(server)
+
+    def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
+        server.step(updates, self.discounted(self.weights(server, updates, policy, durations), updates))
+
+    def weights(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> FloatArray:
+        """d_i of each update."""
+        if self.weight_rule in ("naive", "learning_rate"):
+            return self.naive(server, updates)
+        clients = updates.clients
+        if self.weight_rule == "measured" or not durations.reliable:
+            return server.importance[clients] * self.gaps.inverse_rates(server.version, clients)
+        return server.importance[clients] * self.inverse_rates(policy, durations)[clients]
+
+    def inverse_rates(self, policy: Policy, durations: Durations) -> FloatArray:
+        """`[N]` 1 / f_i."""
+        if policy not in self._inverse_rates:
+            self._inverse_rates = {policy: 1 / rates(policy, durations)}
+        return self._inverse_rates[policy]
+
+    def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
+        if self.weight_rule != "learning_rate":
+            return self.local
+        return self.local.bind({"lr": self.local.lr * (importance * self.inverse_rates(policy, durations))[clients]})
+
+    def optimiser(self) -> Gradient:
+        return Gradient(self.server_lr)

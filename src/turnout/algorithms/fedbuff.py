@@ -1,0 +1,53 @@
+"""FedBuff: aggregate when `buffer_size` updates are in.
+
+Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022; waiting mode and unbiased
+weights: Fraboni et al., JMLR 2023, and Fraboni's thesis, section 4.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnout.algorithms.async_fedavg import AsyncFedAvg
+from turnout.errors import UserError, unknown
+from turnout.population.durations import Durations
+from turnout.random import FloatArray
+from turnout.server.policy import Policy
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+MODES = ("wait", "restart")
+
+
+@dataclass
+class FedBuff(AsyncFedAvg):
+    """`mode`: a client whose update is buffered waits for the flush and gets the new model (`wait`), or restarts at
+    once on the current one (`restart`, as first published; it can then be twice in one buffer).
+
+    Naive weights are 1 / `divisor`, which is the buffer size unless given. Unbiased ones are p_i / f_i; in waiting mode
+    f_i has no closed form and is counted in the policy's own schedule.
+    """
+
+    buffer_size: int = 10
+    mode: str = "wait"
+    divisor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in MODES:
+            raise unknown("algorithm.mode", self.mode, MODES)
+        for name in ("buffer_size", "divisor"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"algorithm.{name}: {value} must be above 0")
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy:
+        clients = durations.population.size
+        if self.mode == "wait" and self.buffer_size > clients:
+            raise UserError(f"algorithm.buffer_size: {self.buffer_size} waiting clients, but there are only {clients}")
+        return Policy(count=self.buffer_size, restart=self.mode == "restart")
+
+    def naive(self, server: Server, updates: Updates) -> FloatArray:
+        return np.full(len(updates), 1 / (self.divisor or self.buffer_size))

@@ -1,0 +1,45 @@
+"""FedFix: aggregate every `window` seconds whatever has arrived.
+
+Fraboni, Vidal, Kameni, Lorenzi, "A general theory for federated optimization with asynchronous and heterogeneous
+clients updates", JMLR 2023, section 4.3: between synchronous (window at least the slowest client) and asynchronous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.async_fedavg import AsyncFedAvg
+from turnout.errors import UserError
+from turnout.population.durations import Durations
+from turnout.random import FloatArray
+from turnout.server.policy import Policy
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+
+@dataclass
+class FedFix(AsyncFedAvg):
+    """Unbiased weights are d_i = E[ceil(T_i / window)] p_i; naive ones d_i = p_i.
+
+    `window` is half of the slowest client's mean duration unless given. With `window_growth` each window is that much
+    longer than the one before (the paper suggests longer ones near convergence), up to `window_limit` seconds; the
+    weights follow. A window in which nobody answers leaves the model as it is.
+    """
+
+    window: float | None = None
+    window_growth: float = 1.0
+    window_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("window", "window_growth", "window_limit"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"algorithm.{name}: {value} must be above 0")
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy:
+        window = (self.window or float(durations.mean.max()) / 2) * self.window_growth**version
+        return Policy(window=window if self.window_limit is None else min(window, self.window_limit))
+
+    def naive(self, server: Server, updates: Updates) -> FloatArray:
+        return server.importance[updates.clients]

@@ -1,0 +1,197 @@
+"""Waiting policies: when a round closes, and when its clients start again. Their events, without touching a model.
+
+Fraboni et al., "A general theory for federated optimization with asynchronous and heterogeneous clients updates",
+JMLR 2023, section 4: synchronous FedAvg, asynchronous FedAvg, FedFix and FedBuff differ in nothing else.
+
+    Policy()                   all have answered        (synchronous FedAvg)
+    Policy(count=1)            at each arrival          (asynchronous FedAvg)
+    Policy(count=c)            c updates are in         (FedBuff; `restart`: clients do not wait for the flush)
+    Policy(window=w)           every w seconds          (FedFix)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush, heapreplace
+
+import numpy as np
+
+from turnout.errors import UserError
+from turnout.population.durations import Durations
+from turnout.random import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rows are updates, in order of use: when each arrived, which round used it and when that closed, whose it was,
+    and the version it had received. Times are seconds."""
+
+    arrived_at: FloatArray
+    closed_at: FloatArray
+    round: IntArray  # aggregations before it
+    client: IntArray
+    version: IntArray
+    clients: int  # N
+    rounds: int  # closed in all, empty ones too
+    seconds: float  # when the last one closed
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    @property
+    def staleness(self) -> IntArray:
+        return self.round - self.version
+
+    @property
+    def counts(self) -> IntArray:
+        """`[N]` updates of each client that were used."""
+        return np.bincount(self.client, minlength=self.clients)
+
+    @property
+    def rates(self) -> FloatArray:
+        """`[N]` updates of each client a round: f_i over this horizon."""
+        return self.counts / max(1, self.rounds)
+
+    def between(self, first: int, last: int) -> Schedule:
+        """The rounds `first <= n < last`."""
+        kept = slice(*np.searchsorted(self.round, [first, last]))
+        return replace(
+            self,
+            arrived_at=self.arrived_at[kept],
+            closed_at=self.closed_at[kept],
+            round=self.round[kept],
+            client=self.client[kept],
+            version=self.version[kept],
+            rounds=last - first,
+        )
+
+    def period(self) -> tuple[int, int] | None:
+        """Two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
+        fixed durations the schedule repeats from there for ever. The window of fairness W is `last - first`."""
+        started = np.zeros((self.rounds, self.clients))  # since when each works on what it has, after each round
+        begins = np.zeros(self.clients)
+        ends = np.searchsorted(self.round, np.arange(1, self.rounds + 1))
+        closes = np.full(self.rounds, np.nan)
+        row = 0
+        for number, end in enumerate(ends.tolist()):
+            if end > row:
+                closes[number] = self.closed_at[end - 1]
+                begins[self.client[row:end]] = closes[number]
+            started[number], row = begins, end
+        seen: dict[bytes, int] = {}
+        for number in np.flatnonzero(~np.isnan(closes)).tolist():
+            state = np.round((closes[number] - started[number]) * 1e6).tobytes()
+            if state in seen:
+                return seen[state], number
+            seen[state] = number
+        return None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`count` updates close a round (None: everybody's), or every multiple of `window` seconds does."""
+
+    count: int | None = None
+    window: float | None = None
+    restart: bool = False
+
+    def schedule(self, durations: Durations, rounds: int | None = None, seconds: float | None = None) -> Schedule:
+        """The events of clients that never fail, for so many rounds or so much time, whichever comes first."""
+        if rounds is None and seconds is None:
+            raise UserError("schedule: give rounds or seconds, or it never ends")
+        people = durations.population
+        ticks = people.ticks_per_second
+        last_round = 1 << 62 if rounds is None else rounds
+        horizon = 1 << 62 if seconds is None else round(seconds * ticks)
+        duration = _lookup(durations)
+        if self.window is not None:
+            events = _by_window(duration, people.size, max(1, round(self.window * ticks)), last_round, horizon)
+        else:
+            count = people.size if self.count is None else self.count
+            if count < 1 or (count > people.size and not self.restart):
+                raise UserError(f"schedule: a round of {count} updates needs as many of the {people.size} clients")
+            events = _by_count(duration, people.size, count, self.restart, last_round, horizon)
+        rows, closes = events
+        columns = np.array(rows, np.int64).reshape(-1, 4).T
+        arrived, number, client, version = columns
+        closed = np.asarray(closes, np.int64)
+        end = closed[-1] if len(closed) else 0
+        return Schedule(
+            arrived / ticks, closed[number] / ticks, number, client, version, people.size, len(closed), end / ticks
+        )
+
+
+Row = tuple[int, int, int, int]  # arrival tick, round, client, version received
+Duration = Callable[[int, int], int]  # of job number n of client i
+
+
+def _lookup(durations: Durations) -> Duration:
+    """Durations as plain integers, drawn for all clients at once, a job number at a time."""
+    table: list[list[int]] = [durations.ticks(0).tolist()]
+    same = durations.fixed
+
+    def duration(client: int, job: int) -> int:
+        if same:
+            return table[0][client]
+        while job >= len(table):
+            table.append(durations.ticks(len(table)).tolist())
+        return table[job][client]
+
+    return duration
+
+
+def _by_count(
+    duration: Duration, clients: int, count: int, restart: bool, last_round: int, horizon: int
+) -> tuple[list[Row], list[int]]:
+    rows: list[Row] = []
+    closes: list[int] = []
+    jobs, versions = [1] * clients, [0] * clients  # jobs begun, version received
+    heap = [(duration(client, 0), client) for client in range(clients)]
+    heapify(heap)
+    inbox = 0
+    while len(closes) < last_round and heap[0][0] <= horizon:
+        tick, client = heap[0]
+        number = len(closes)
+        rows.append((tick, number, client, versions[client]))
+        inbox += 1
+        if inbox == count:
+            closes.append(tick)
+            inbox, number = 0, number + 1
+            if not restart:
+                heappop(heap)
+                for _, _, back, _ in rows[-count:]:
+                    versions[back] = number
+                    heappush(heap, (tick + duration(back, jobs[back]), back))
+                    jobs[back] += 1
+                continue
+        if restart:
+            versions[client] = number
+            heapreplace(heap, (tick + duration(client, jobs[client]), client))
+            jobs[client] += 1
+        else:
+            heappop(heap)
+    return rows[: len(rows) - inbox], closes
+
+
+def _by_window(
+    duration: Duration, clients: int, width: int, last_round: int, horizon: int
+) -> tuple[list[Row], list[int]]:
+    rows: list[Row] = []
+    closes: list[int] = []
+    jobs, versions = [1] * clients, [0] * clients
+    heap = [(duration(client, 0), client) for client in range(clients)]
+    heapify(heap)
+    close = width
+    while len(closes) < last_round and close <= horizon:
+        number, first = len(closes), len(rows)
+        while heap and heap[0][0] <= close:
+            tick, client = heappop(heap)
+            rows.append((tick, number, client, versions[client]))
+        for _, _, back, _ in rows[first:]:
+            versions[back] = number + 1
+            heappush(heap, (close + duration(back, jobs[back]), back))
+            jobs[back] += 1
+        closes.append(close)
+        close += width
+    return rows, closes

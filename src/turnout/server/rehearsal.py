@@ -1,0 +1,129 @@
+"""A run without training: who is heard when, on which version, of any algorithm in any population."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.local.sgd import LocalSGD
+from turnout.observe.observer import Observer, Round
+from turnout.population.durations import Durations
+from turnout.population.population import Population
+from turnout.server.policy import Schedule
+from turnout.server.server import Server
+from turnout.server.simulation import Simulation
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.server.updates import Job
+from turnout.task import Task
+
+
+class _OneNumber(nn.Module):
+    """The smallest model there is, for any input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.theta.expand(len(inputs))
+
+
+def _no_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
+    return outputs
+
+
+class Rehearsal(Simulation):
+    """`Simulation` in which every update is zero and nothing is evaluated."""
+
+    def _train_alike(self, jobs: list[Job]) -> None:
+        def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+            zero = torch.zeros((), dtype=self.plan.dtype, device=self.plan.device)
+            return {name: zero.expand(len(jobs), *shape) for name, shape in shapes.items()}
+
+        work = jobs[0].work
+        payload, state = zeros(work.payload_shapes(self.task)), zeros(work.state_shapes(self.task))
+        kept = {"params": torch.stack([job.received for job in jobs])} if self.algorithm.keeps_local_models else {}
+        self._attach(jobs, payload, state, kept)
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
+
+
+class _Uses(Observer):
+    """Collects the updates that counted, a row each."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float, int, int, int]] = []
+
+    def on_round(self, server: Server, record: Round) -> None:
+        ticks = server.population.ticks_per_second
+        for job, weight, staleness in zip(record.jobs, record.weights, record.staleness, strict=True):
+            if weight:
+                number = record.number - 1
+                self.rows.append((job.ends_at / ticks, record.time, number, job.client, number - int(staleness)))
+
+
+def rehearse(
+    algorithm: Algorithm,
+    population: Population,
+    rounds: int | None = None,
+    seconds: float | None = None,
+    *,
+    task: Task | None = None,
+    seed: int = 0,
+    observers: Sequence[Observer] = (),
+) -> Server:
+    """Carry an algorithm through its rounds without training. Sizes on the wire are those of `task`, or the
+    population's `model_bytes`."""
+    server = Rehearsal(
+        task or Task(_OneNumber(), _no_loss),
+        population,
+        algorithm,
+        seed=seed,
+        stopping=Stopping(rounds, seconds),
+        evaluation=Evaluation(rounds=None, clients=1),
+        observers=observers,
+    )
+    return server.run()
+
+
+def schedule(
+    algorithm: Algorithm,
+    population: Population,
+    rounds: int | None = None,
+    seconds: float | None = None,
+    *,
+    task: Task | None = None,
+    seed: int = 0,
+) -> Schedule:
+    """The events of an algorithm without touching a model: a row for each update that counts.
+
+    >>> turnout.schedule(turnout.FedBuff(LocalSGD(0.1), buffer_size=10), population, rounds=1000).staleness.max()
+
+    Where the algorithm is a waiting policy and nobody fails, by the policy's own fast loop; else by a rehearsal.
+    """
+    work: Any = getattr(algorithm, "local", None)
+    if isinstance(work, LocalSGD):
+        size = population.model_bytes or (4 if task is None else task.size * task.initial.element_size())
+        durations = Durations.of(population, work, size, size)
+        policy = algorithm.policy(durations)
+        if policy is not None and durations.reliable and policy == algorithm.policy(durations, 1):
+            return policy.schedule(durations, rounds, seconds)
+    uses = _Uses()
+    server = rehearse(algorithm, population, rounds, seconds, task=task, seed=seed, observers=[uses])
+    arrived, closed, number, client, version = np.array(uses.rows, np.float64).reshape(-1, 5).T
+    return Schedule(
+        arrived,
+        closed,
+        number.astype(np.int64),
+        client.astype(np.int64),
+        version.astype(np.int64),
+        clients=population.size,
+        rounds=server.version,
+        seconds=server.now,
+    )
