@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ def local(**options: Any) -> LocalSGD:
 class Idle(Algorithm):
     """Lets a test play the algorithm."""
 
-    keeps_local_models: ClassVar[bool] = True
+    clients_keep = "models"
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
@@ -129,7 +129,7 @@ class Standing(Algorithm):
 class Continuing(Algorithm):
     """Clients go on from what they have; interrupted ones finish what they began."""
 
-    keeps_local_models: ClassVar[bool] = True
+    clients_keep = "models"
 
     local: LocalSGD
 
@@ -191,7 +191,10 @@ EXERCISES: dict[str, type[Algorithm]] = {
 }  # fmt: skip
 
 
-SETTINGS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer_size": 3}}  # what a population of eight needs
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedbuff": {"buffer_size": 3},
+    "fedcs": {"deadline": 2.0},
+}  # what a population of eight needs
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:

@@ -10,11 +10,14 @@ from turnout.algorithms.fedasync import FedAsync
 from turnout.algorithms.fedavg import FedAvg
 from turnout.algorithms.fedavgm import FedAvgM
 from turnout.algorithms.fedbuff import FedBuff
+from turnout.algorithms.fedcs import FedCS
 from turnout.algorithms.fedfix import FedFix
 from turnout.algorithms.fednova import FedNova
 from turnout.algorithms.fedprox import FedProx
 from turnout.algorithms.fedyogi import FedYogi
 from turnout.algorithms.local import Local
+from turnout.algorithms.safa import Safa
+from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
@@ -42,9 +45,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Centralised", "Crashes", "Detection",
-    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedFix",
-    "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan", "Policy",
-    "Population", "Ragged", "Renormalised", "Result", "Scaffold", "Schedule", "Server", "Simulation", "Stopping",
-    "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition", "rehearse",
-    "schedule", "simulate",
+    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS",
+    "FedFix", "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan",
+    "Policy", "Population", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule",
+    "Server", "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models",
+    "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

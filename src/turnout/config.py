@@ -27,7 +27,7 @@ from turnout.errors import UserError, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.options import Section, call, check
+from turnout.options import Section, call, check, options_of
 from turnout.population import devices
 from turnout.population.availability import Always, Bernoulli, Crashes, Detection
 from turnout.population.links import Links
@@ -155,11 +155,11 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
     task = _task(run, dataset, given, complete, make)
     local = make("local", LocalSGD)
     algorithm_name = _name(given, "algorithm")
+    algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
-    if given["sampler"]:
+    if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
         extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
-    algorithm_class = registry.find("algorithm", algorithm_name)
     algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
     experiment = Experiment(
         task,

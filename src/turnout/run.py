@@ -17,6 +17,7 @@ from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.files import as_json_text, write_durably, write_text
 from turnout.observe.audit import Audit, Findings
+from turnout.observe.efficiency import Efficiency
 from turnout.observe.history import History
 from turnout.observe.log import Log
 from turnout.observe.observer import Observer
@@ -49,6 +50,7 @@ class Result:
     server: Server
     history: History
     audit: Findings
+    efficiency: dict[str, float]  # how well clients' work was used: eur, sync_ratio, futility, ...
 
     @property
     def measures(self) -> dict[str, float]:
@@ -80,6 +82,7 @@ class Result:
             "virtual_seconds": server.now,
             "stopped": server.stopped,
             "measures": server.measures,
+            "efficiency": self.efficiency,
             "audit": self.audit.as_dict(),
         }
 
@@ -111,7 +114,7 @@ def execute(
     """Carry out an experiment. With a folder, the record, checkpoints and the model are written there; `resume` goes on
     from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
     the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`."""
-    history, audit = History(folder), Audit()
+    history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
         checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
@@ -124,7 +127,7 @@ def execute(
         plan=_plan(experiment.plan, folder, resume),
         stopping=experiment.stopping,
         evaluation=experiment.evaluation,
-        observers=[history, audit, *([log] if log else []), *observers],
+        observers=[efficiency, history, audit, *([log] if log else []), *observers],
         checkpoints=checkpoints,
     )
     if resume:
@@ -141,7 +144,7 @@ def execute(
         if folder is not None and not resume and server.version == 0:
             shutil.rmtree(folder)  # nothing half-written
         raise
-    result = Result(server, history, audit.findings)
+    result = Result(server, history, audit.findings, efficiency.findings)
     if folder is not None:
         _write_result(result, folder)
     return result

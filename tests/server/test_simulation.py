@@ -402,8 +402,8 @@ def test_keep_needs_something_to_go_on_from() -> None:
     s = server([1])
     with pytest.raises(UserError, match="client 0 has nothing to go on from"):
         s.invite([0], local(), KEEP)
-    s.algorithm.keeps_local_models = False  # type: ignore[misc]
-    with pytest.raises(UserError, match="keeps_local_models"):
+    s.algorithm.clients_keep = "nothing"  # type: ignore[misc]
+    with pytest.raises(UserError, match="clients_keep"):
         s.invite([0], local(), KEEP)
 
 

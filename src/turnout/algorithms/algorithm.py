@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from turnout.local.sgd import LocalSGD
 from turnout.server.optimisers import Gradient
@@ -20,7 +20,8 @@ class Algorithm:
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
     every checkpoint (numbers, strings, tensors). Between two rounds there is no other state."""
 
-    keeps_local_models: ClassVar[bool] = False  # whether clients may go on from what they have (`KEEP`)
+    # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
+    clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""

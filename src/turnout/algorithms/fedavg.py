@@ -25,34 +25,49 @@ from turnout.server.updates import Updates
 class FedAvg(Algorithm):
     """`model <- model + server_lr * sum_i omega_i (returned_i - model)` over the clients that answered.
 
-    With a `deadline` the server stops waiting after that many seconds and cancels whoever is late. A round that finds
-    nobody online takes `retry` seconds.
+    With a `deadline` the server stops waiting so many seconds after the models are out, and cancels whoever is late;
+    `wait_for_crashed` makes it wait until then for clients it knows to have failed. `wait_for` closes the round at that
+    many answers (over-selection: invite more than are needed), whose weights are scaled up to stand for all invited. A
+    round that finds nobody online takes `retry` seconds.
     """
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
     server_lr: float = 1.0
     deadline: float | None = None
+    wait_for: int | None = None
+    wait_for_crashed: bool = False
     retry: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("server_lr", "deadline", "retry"):
+        for name in ("server_lr", "deadline", "wait_for", "retry"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"algorithm.{name}: {value} must be above 0")
+        if self.wait_for_crashed and self.deadline is None:
+            raise UserError("algorithm.wait_for_crashed: it needs algorithm.deadline, or the wait never ends")
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
-            chosen = self.sampler.sample(server)
-            server.invite(chosen.clients, self.work(server))
-            updates = server.wait(
-                len(chosen.clients) or None, seconds=self.deadline if len(chosen.clients) else self.retry
-            )
+            chosen = self.choose(server)
+            invited = len(chosen.clients)
+            work = self.work(server)
+            server.invite(chosen.clients, work)
+            limit = None if self.deadline is None else self.deadline + server.push_seconds(invited, work)
+            close = server.now + (limit or 0.0)
+            enough = min(self.wait_for or invited, invited)
+            updates = server.wait(enough or None, seconds=limit if invited else self.retry)
+            if self.wait_for_crashed and len(updates) < enough:
+                server.wait(of=[], seconds=max(0.0, close - server.now))
             server.cancel(chosen.clients)
             self.aggregate(server, updates, chosen)
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        return Policy() if isinstance(self.sampler, Full) and self.deadline is None else None
+        return Policy() if isinstance(self.sampler, Full) and self.deadline is None and self.wait_for is None else None
+
+    def choose(self, server: Server) -> Selection:
+        """Who is invited."""
+        return self.sampler.sample(server)
 
     def work(self, server: Server) -> LocalSGD:
         """What the invited clients do."""
@@ -60,7 +75,9 @@ class FedAvg(Algorithm):
 
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         """How much each answer counts."""
-        return chosen.weights_of(updates.clients)
+        weights = chosen.weights_of(updates.clients)
+        closed_early = self.wait_for is not None and len(updates) == self.wait_for
+        return weights * (len(chosen.clients) / len(updates)) if closed_early else weights
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         server.step(updates, self.weights(server, updates, chosen))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError
@@ -17,11 +19,13 @@ from turnout.server.server import Server
 
 @dataclass
 class Local(Algorithm):
-    """Each round the sampled clients go on with their own models; each is evaluated with its own. A round that finds
-    nobody online takes `retry` seconds."""
+    """Each round the sampled clients go on with their own models; each is evaluated with its own, or with `average` all
+    with the average of the models (the one-shot average of the SAFA thesis, as if the run ended there). A round that
+    finds nobody online takes `retry` seconds."""
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
+    average: bool = False
     retry: float = 1.0
 
     def __post_init__(self) -> None:
@@ -31,9 +35,22 @@ class Local(Algorithm):
     def run(self, server: Server) -> None:
         for _ in server.rounds():
             chosen = self.sampler.sample(server)
-            server.invite(chosen.clients, self.predictor())
+            server.invite(chosen.clients, self.work(), server.task.initial)
             updates = server.wait(seconds=None if len(chosen.clients) else self.retry)
-            server.publish(server.model, updates, np.zeros(len(updates)))
+            server.settle()
+            server.publish(self.served(server), updates, np.zeros(len(updates)))
 
-    def predictor(self) -> LocalSGD:
+    def work(self) -> OwnModelSGD:
         return OwnModelSGD.extend(self.local)
+
+    def served(self, server: Server) -> Tensor:
+        """The model to publish: nobody's, or everybody's average."""
+        if not self.average:
+            return server.model
+        state = server.store.get(self.work().state_shapes(server.task), server.population.ids)
+        own = torch.where(state["started"][:, None] > 0, state["model"], server.task.initial)
+        average: Tensor = torch.tensordot(torch.as_tensor(server.importance).to(own), own, dims=1)
+        return average
+
+    def predictor(self) -> LocalSGD | None:
+        return None if self.average else self.work()

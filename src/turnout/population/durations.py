@@ -62,6 +62,11 @@ class Durations:
         compute = people.devices.mean_seconds(people.seed, people.ids, self.steps, self.samples)
         return np.asarray(self.transfer + compute)
 
+    @property
+    def speed(self) -> FloatArray:
+        """`[N]` steps a second."""
+        return self.steps / np.maximum(self.mean - self.transfer, 1e-12)
+
     def mean_windows(self, window: float) -> FloatArray:
         """`[N]` E[ceil(T_i / window)]: the windows a job takes. An end exactly at a close counts for that window.
 

@@ -32,8 +32,9 @@ def iid(data: Data, clients: int, seed: int) -> Ragged:
     return _deal(_even(len(data), clients), seed)
 
 
-def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 0.3) -> Ragged:
-    """Quantity skew: n_i ~ N(n/N, (relative_sd n/N)^2), at least 1, rescaled to sum exactly to n, then an iid deal.
+def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 0.3, in_order: bool = False) -> Ragged:
+    """Quantity skew: n_i ~ N(n/N, (relative_sd n/N)^2), at least 1, rescaled to sum exactly to n; then an iid deal, or
+    with `in_order` slices of the data as it stands (as the SAFA experiments have it).
 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
@@ -41,7 +42,10 @@ def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 
     if not relative_sd >= 0:
         raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
-    return _deal(_apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data)), seed)
+    sizes = _apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
+    if in_order:
+        return Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(len(data)))
+    return _deal(sizes, seed)
 
 
 def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part = "train") -> Ragged:

@@ -47,7 +47,9 @@ class Rehearsal(Simulation):
 
         work = jobs[0].work
         payload, state = zeros(work.payload_shapes(self.task)), zeros(work.state_shapes(self.task))
-        kept = {"params": torch.stack([job.received for job in jobs])} if self.algorithm.keeps_local_models else {}
+        kept = (
+            {"params": torch.stack([job.received for job in jobs])} if self.algorithm.clients_keep == "models" else {}
+        )
         self._attach(jobs, payload, state, kept)
 
     def evaluate(self) -> dict[str, float]:

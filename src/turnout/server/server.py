@@ -9,6 +9,7 @@ business of a subclass: `Simulation` reaches them in virtual time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,12 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class Keep:
-    """The type of `KEEP`."""
+    """The type of `KEEP`. With `full_time` the job takes as long as one that begins anew with a download: the time
+    model of the SAFA tables."""
+
+    full_time: bool = False
 
 
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
@@ -140,6 +145,10 @@ class Server:
 
     def durations(self, work: LocalSGD) -> Durations:
         """How long the clients take for this work, as far as it is known."""
+        raise NotImplementedError
+
+    def push_seconds(self, copies: int, work: LocalSGD) -> float:
+        """How long the server takes to send the model so many times."""
         raise NotImplementedError
 
     def invite(
@@ -346,25 +355,29 @@ class Server:
         return self.cohort.place(inputs), self.cohort.place(targets)
 
     def evaluate(self) -> dict[str, float]:
-        """Federated loss and metrics over all clients (or the panel), and on the central test set; takes no time."""
+        """`measure` the current model, and tell the observers; takes no time."""
+        self.measures = self.measure(self.model)
+        self._evaluated_at = self.now
+        for observer in self.observers:
+            observer.on_evaluate(self, self.measures)
+        return self.measures
+
+    def measure(self, model: Tensor) -> dict[str, float]:
+        """Federated loss and metrics over all clients (or the panel), and on the central test set."""
         predictor = self.algorithm.predictor()
         measures: dict[str, float] = {}
         for split, evaluator in self._evaluators.items():
             if predictor is None:
-                values = evaluator.global_model(self.model)
+                values = evaluator.global_model(model)
             else:
-                values = evaluator.personal_models(predictor, self.model, self.store)
+                values = evaluator.personal_models(predictor, model, self.store)
             importance = self.whole_population.importance_at(self.now)[evaluator.clients]
             measures |= distribution(split, values, importance, evaluator.index.counts)
         if self.whole_population.central is not None and predictor is None:
             inputs, targets = self._central
             chunk = next(iter(self._evaluators.values())).chunk
-            for name, sample in sample_measures(self.task, self.model, inputs, targets, chunk).items():
+            for name, sample in sample_measures(self.task, model, inputs, targets, chunk).items():
                 measures[f"central_{name}"] = float(sample.mean())
-        self.measures = measures
-        self._evaluated_at = self.now
-        for observer in self.observers:
-            observer.on_evaluate(self, measures)
         return measures
 
     # -- state ------------------------------------------------------------------------------------------------

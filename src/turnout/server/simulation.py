@@ -63,6 +63,9 @@ class Simulation(Server):
         down, up = self._wire_bytes(work.download_numbers(self.task)), self._payload_bytes(work)
         return Durations.of(self.population, work, down, up)
 
+    def push_seconds(self, copies: int, work: LocalSGD) -> float:
+        return self.population.links.push_seconds(copies, self._wire_bytes(work.download_numbers(self.task)))
+
     # -- inviting ---------------------------------------------------------------------------------------------
 
     def invite(
@@ -98,6 +101,7 @@ class Simulation(Server):
     ) -> list[Job]:
         """What each job starts from, how long it takes, and what will happen to it."""
         world, keeps = self.population, isinstance(model, Keep)
+        full_time = not isinstance(model, Keep) or model.full_time
         numbers = self._numbers[ids]
         self._numbers[ids] += 1
         received, versions, batches, done = self._received(ids, numbers, model)
@@ -106,8 +110,9 @@ class Simulation(Server):
         start = self._clock + (0 if keeps else round(world.links.push_seconds(len(ids), down_bytes) * self._ticks))
         samples = world.counts(ids, np.full(len(ids), start / self._ticks))
         steps = work.bind(options).num_steps(samples)
-        down = np.zeros(len(ids)) if keeps else world.links.download_seconds(world.seed, ids, down_bytes)
-        compute = world.devices.seconds(world.seed, ids, batches, steps, samples) * (1 - done)
+        down_size = self._wire_bytes(work.download_numbers(self.task))
+        down = world.links.download_seconds(world.seed, ids, down_size) if full_time else np.zeros(len(ids))
+        compute = world.devices.seconds(world.seed, ids, batches, steps, samples) * (1 if full_time else 1 - done)
         up = world.links.upload_seconds(world.seed, ids, up_bytes)
         ends, outcome, absent = self._fates(ids, numbers, start, down, compute, up)
 
@@ -138,7 +143,7 @@ class Simulation(Server):
             "has_model": (keeps | ~absent & (spent >= down)).tolist(),
         }
         shared: dict[str, Any] = {"work": work, "sent_at": self._clock, "starts_at": start}
-        shared |= {"hold": hold, "again": again}
+        shared |= {"hold": hold, "again": again, "sent": not keeps}
         rows = zip(*columns.values(), strict=True)
         return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
 
@@ -196,8 +201,8 @@ class Simulation(Server):
     def _continued(
         self, ids: IntArray, numbers: IntArray
     ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
-        if not self.algorithm.keeps_local_models:
-            raise UserError("invite: KEEP needs an algorithm that declares keeps_local_models = True")
+        if self.algorithm.clients_keep == "nothing":
+            raise UserError("invite: KEEP needs an algorithm that declares clients_keep, unfinished or models")
         missing = ids[~self.keeps(ids)]
         if len(missing):
             raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
@@ -289,18 +294,34 @@ class Simulation(Server):
         if job is None or job.number != number:  # cancelled meanwhile
             return None
         self._clock = max(self._clock, tick)
+        self._finish(job)
+        return job
+
+    def _finish(self, job: Job) -> None:
+        """A job has come to its end: into the inbox or among the failures with it."""
         self._leave_flight(job)
         success = job.outcome == ARRIVED
         (self._inbox if success else self._failures).append(job)
         if success and job.work.state_shapes(self.task):
-            self._unsettled[client] = job
+            self._unsettled[job.client] = job
             if job.state is not None:
                 self._commit([job])
         for observer in self._arrival_hooks:
             observer.on_arrival(self, job)
         if job.again and success:
             self._restarting.append(job)
-        return job
+
+    def foresee(self) -> tuple[IntArray, FloatArray]:
+        """Who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
+        jobs = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
+        answers = [job for job in jobs if job.outcome == ARRIVED]
+        seconds = np.array([job.ends_at - self._clock for job in answers]) / self._ticks
+        return np.array([job.client for job in answers], np.int64), seconds
+
+    def hasten(self) -> None:
+        """End every job in flight now, as it will end: its update is used before it exists."""
+        for job in sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client)):
+            self._finish(job)
 
     def _restart(self) -> list[Job]:
         """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
@@ -317,8 +338,11 @@ class Simulation(Server):
         """A job is over: count it, and remember what its client has."""
         del self._in_flight[job.client]
         self._busy[job.client] = False
-        if self.algorithm.keeps_local_models and job.has_model:
+        kept = self.algorithm.clients_keep
+        if job.has_model and (kept == "models" or (kept == "unfinished" and job.outcome != ARRIVED)):
             self._kept[job.client] = job
+        elif job.outcome == ARRIVED:
+            self._kept.pop(job.client, None)
         self._end(job)
 
     def cancel(self, clients: ArrayLike) -> None:
@@ -404,7 +428,7 @@ class Simulation(Server):
                 {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options},
                 self.store.get(work.state_shapes(self.task), clients),
             ),
-            keep_params=self.algorithm.keeps_local_models,
+            keep_params=self.algorithm.clients_keep == "models",
         )
         self._attach(jobs, trained.payload, trained.state, trained.local)
 

@@ -45,6 +45,7 @@ class Job:
     heard: bool = True  # whether the server learns of the end at all
     hold: bool = False  # the vectors stay with the client until fetched
     again: bool = False  # a standing invitation
+    sent: bool = True  # a model was sent for it; False: the client went on from what it had
     has_model: bool = True  # whether the client had received its model by the end
     used: bool = False  # in a step
     logged: bool = False  # in the history

@@ -1,0 +1,141 @@
+"""SAFA: everybody trains, the server closes on the first quota of arrivals, and lagging clients are left to go on.
+
+Wu, He, Lin, Mao, Maple, Jarvis, "SAFA: a semi-asynchronous protocol for fast federated learning with low overhead",
+IEEE Transactions on Computers 2021; Wu's thesis (Warwick), chapter 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.errors import UserError, unknown
+from turnout.local.sgd import LocalSGD
+from turnout.random import IntArray
+from turnout.server.server import KEEP, Keep, Server
+from turnout.server.updates import Updates
+
+BoolArray = NDArray[np.bool_]
+LAG_RULES = ("more_than", "eq37")
+CLOSE_RULES = ("liveness", "deadline")
+
+
+@dataclass
+class Safa(Algorithm):
+    """The model is the average of a cache with one entry a client: `model <- sum_k p_k cache_k`.
+
+    A round closes when ceil(`fraction` N) updates of clients not picked in the round before are in; if they cannot fill
+    the quota, others do. Picked updates enter the cache at once, other arrivals after the aggregation. Clients whose
+    version lags by more than `lag_tolerance` rounds (`lag_rule` eq37: at least) are sent the model anew, those behind
+    by less go on with what they have. `close_rule` deadline waits out `deadline` whenever the quota cannot be filled by
+    clients that have priority. Memory: N models.
+    """
+
+    clients_keep = "unfinished"
+    keep: ClassVar[Keep] = KEEP  # how tolerable clients go on
+
+    local: LocalSGD
+    fraction: float = 0.3
+    lag_tolerance: float = 5
+    deadline: float | None = None
+    lag_rule: str = "more_than"
+    close_rule: str = "liveness"
+    deadline_includes_distribution: bool = False
+    retry: float = 1.0
+    versions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
+    last_picked: BoolArray = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
+    cache: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P]
+
+    def __post_init__(self) -> None:
+        if self.lag_rule not in LAG_RULES:
+            raise unknown("algorithm.lag_rule", self.lag_rule, LAG_RULES)
+        if self.close_rule not in CLOSE_RULES:
+            raise unknown("algorithm.close_rule", self.close_rule, CLOSE_RULES)
+        if not 0 <= self.fraction <= 1:
+            raise UserError(f"algorithm.fraction: {self.fraction} must be from 0 to 1")
+        if not self.lag_tolerance >= 0:
+            raise UserError(f"algorithm.lag_tolerance: {self.lag_tolerance} must be at least 0")
+        if self.deadline is not None and not self.deadline > 0:
+            raise UserError(f"algorithm.deadline: {self.deadline} must be above 0")
+        if self.close_rule == "deadline" and self.deadline is None:
+            raise UserError("algorithm.close_rule: deadline needs algorithm.deadline")
+        if not self.retry > 0:
+            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
+
+    def begin(self, server: Server) -> None:
+        clients = server.population.size
+        self.versions, self.last_picked = np.zeros(clients, np.int64), np.zeros(clients, bool)
+        self.cache = server.model.repeat(clients, 1)
+
+    def run(self, server: Server) -> None:
+        for _ in server.rounds():
+            late = server.wait(seconds=0)  # arrived in the round before, not picked: they bypass its aggregation
+            self.commit(late, server.version)
+            distribution = self.distribute(server)
+            picked = self.select(server, distribution)
+            self.cache[picked.clients] = picked.returned()
+            bypassed = late.select(~np.isin(late.clients, picked.clients))  # the others have been replaced meanwhile
+            updates = picked + bypassed
+            model = torch.tensordot(torch.as_tensor(server.importance).to(self.cache), self.cache, dims=1)
+            server.publish(self.judge(server, model), updates, server.importance[updates.clients])
+            self.versions[picked.clients] = server.version
+            self.last_picked[:] = False
+            self.last_picked[picked.clients] = True
+
+    def commit(self, updates: Updates, version: int) -> None:
+        """Into the cache; their clients are up to date."""
+        if len(updates):
+            self.cache[updates.clients] = updates.returned()
+            self.versions[updates.clients] = version
+
+    def distribute(self, server: Server) -> float:
+        """Lag-tolerant distribution (3.7); how long the server takes to send its copies."""
+        lag = server.version - self.versions
+        deprecated = lag > self.lag_tolerance if self.lag_rule == "more_than" else lag >= self.lag_tolerance
+        server.cancel(np.flatnonzero(deprecated))
+        self.versions[deprecated] = server.version
+        self.cache[deprecated] = server.model
+        idle = server.population.ids[server.online().contains(server.population.ids)]
+        goes_on = (lag[idle] > 0) & ~deprecated[idle] & server.keeps(idle)
+        work = self.work(server)
+        server.invite(idle[~goes_on], work)
+        server.invite(idle[goes_on], work, self.keep)
+        return server.push_seconds(int((~goes_on).sum()), work)
+
+    def work(self, server: Server) -> LocalSGD:
+        """What the clients do."""
+        return self.local
+
+    def quota(self, server: Server) -> int:
+        """How many updates close a round."""
+        return max(1, math.ceil(round(self.fraction * server.population.size, 9)))
+
+    def limit(self, distribution: float) -> float | None:
+        """Seconds from now to the deadline."""
+        if self.deadline is None:
+            return None
+        return self.deadline + (0.0 if self.deadline_includes_distribution else distribution)
+
+    def select(self, server: Server, distribution: float) -> Updates:
+        """CFCFM, compensatory first-come-first-merge: clients not picked last time come first."""
+        quota, limit = self.quota(server), self.limit(distribution)
+        close = server.now + (math.inf if limit is None else limit)
+        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit)
+        if len(picked) < quota:
+            if self.close_rule == "deadline":
+                server.wait(of=[], seconds=close - server.now)
+            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=close - server.now)
+        if not len(picked):  # nobody was there, or all have crashed
+            server.wait(of=[], seconds=self.retry if limit is None else max(0.0, close - server.now))
+        return picked
+
+    def judge(self, server: Server, model: Tensor) -> Tensor:
+        """The model to publish."""
+        return model

@@ -1,0 +1,96 @@
+"""SAFA with the conventions behind its published tables. In simulation only: the server knows what it cannot know.
+
+Wu's thesis (Warwick), chapter 3. Late updates are used in the round in which their jobs began, before they exist (the
+`bypass` late policy); crashes are known from the start of a round; a client that goes on takes as long as one that
+begins anew. For everything but reproducing the tables use `safa`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.algorithms.safa import Safa
+from turnout.errors import UserError, unknown
+from turnout.local.sgd import LocalSGD
+from turnout.random import IntArray
+from turnout.server.server import Keep, Server
+from turnout.server.simulation import Simulation
+from turnout.server.updates import Updates
+
+ORDERS = ("time", "speed")
+KEEP_BEST = ("no", "revert")
+
+
+def cfcfm(finishers: IntArray, last_picked: IntArray, quota: int) -> tuple[IntArray, IntArray]:
+    """Picked and undrafted, of clients in order of arrival: those not picked last time come first."""
+    again = np.isin(finishers, last_picked)
+    order = np.concatenate([finishers[~again], finishers[again]])
+    return order[:quota], order[quota:]
+
+
+@dataclass
+class SafaThesis(Safa):
+    """`arrival_order` speed: clients are picked by their speed rather than by when they finish. `keep_best` revert: a
+    round whose test loss is worse than the best so far is undone. `warm_start`: before round 1 all train one epoch."""
+
+    keep: ClassVar[Keep] = Keep(full_time=True)
+
+    arrival_order: str = "time"
+    keep_best: str = "no"
+    warm_start: bool = False
+    best_loss: float = field(default=math.inf, init=False)
+    best: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.arrival_order not in ORDERS:
+            raise unknown("algorithm.arrival_order", self.arrival_order, ORDERS)
+        if self.keep_best not in KEEP_BEST:
+            raise unknown("algorithm.keep_best", self.keep_best, KEEP_BEST)
+
+    def begin(self, server: Server) -> None:
+        if not isinstance(server, Simulation):
+            raise UserError("algorithm.name: safa_thesis runs in simulation only; deploy safa")
+        server.log("foresight", why="late updates are used before they exist")
+        super().begin(server)
+
+    def work(self, server: Server) -> LocalSGD:
+        warming = self.warm_start and server.version == 0
+        return replace(self.local, epochs=1, steps=None) if warming else self.local
+
+    def quota(self, server: Server) -> int:
+        return server.population.size if self.warm_start and server.version == 0 else super().quota(server)
+
+    def select(self, server: Server, distribution: float) -> Updates:
+        assert isinstance(server, Simulation)
+        limit = self.limit(distribution)
+        finishers, seconds = server.foresee()
+        late = seconds > (math.inf if limit is None else limit)
+        on_time = finishers[~late]
+        if self.arrival_order == "speed":
+            on_time = on_time[np.argsort(server.durations(self.local).speed[on_time] * -1, kind="stable")]
+        quota = self.quota(server)
+        chosen, _ = cfcfm(on_time, np.flatnonzero(self.last_picked), quota)
+        runs_out = not len(chosen) or (len(chosen) < quota and late.any())
+        if self.close_rule == "deadline":
+            runs_out |= self.last_picked[chosen].any() or len(chosen) < quota
+        wasted = (self.retry if limit is None else limit) if runs_out else 0.0
+        close = server.now + wasted
+        picked = server.wait(len(chosen), of=chosen) if len(chosen) else server.wait(of=[], seconds=0)
+        server.wait(of=[], seconds=max(0.0, close - server.now))
+        server.hasten()
+        return picked
+
+    def judge(self, server: Server, model: Tensor) -> Tensor:
+        if self.keep_best == "no":
+            return model
+        loss = server.measure(model)["test_loss"]
+        if loss <= self.best_loss:
+            self.best_loss, self.best = loss, model
+        return self.best
