@@ -79,18 +79,17 @@ class Audit(Observer):
         self._rounds += 1
         self._intended += server.importance
         self._linear &= record.linear
-        clients = np.array([job.client for job in record.jobs], np.int64)
-        used = record.weights != 0
-        touched, where = np.unique(clients[used], return_inverse=True)
-        in_round = np.bincount(where, record.weights[used], minlength=len(touched))
-        self._realised[touched] += in_round
-        self._squares[touched] += in_round**2
-        np.add.at(self._contributions, clients[used], 1)
-        for staleness, times in zip(*np.unique(record.staleness[used], return_counts=True), strict=True):
-            self._staleness[int(staleness)] = self._staleness.get(int(staleness), 0) + int(times)
-        for job in record.jobs:
+        in_round: dict[int, float] = {}
+        for job, weight, staleness in zip(record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True):
+            if weight:
+                in_round[job.client] = in_round.get(job.client, 0.0) + weight
+                self._contributions[job.client] += 1
+                self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
             if job.outcome != "arrived" and not job.logged:
                 self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
+        for client, weight in in_round.items():
+            self._realised[client] += weight
+            self._squares[client] += weight**2
 
     def on_event(self, server: Server, event: Any) -> None:
         if event.kind in ("resumed", "restarted", "damaged_checkpoint"):  # of this process, not of the training

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from turnout.observe.observer import Observer, Round
@@ -27,6 +26,12 @@ if TYPE_CHECKING:
 
 _MEANS = ("eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds")
 _SUMS = ("work_assigned", "work_lost", "bytes_down", "bytes_up")
+_BY_CLIENT = ("_unfinished", "_present", "_forced")  # JSON has no integer keys
+
+
+def _variance(values: list[int]) -> float:
+    mean = sum(values) / max(1, len(values))
+    return sum((value - mean) ** 2 for value in values) / max(1, len(values))
 
 
 class Efficiency(Observer):
@@ -36,40 +41,48 @@ class Efficiency(Observer):
         self._rounds, self._closed_at = 0, 0.0
         self._totals = dict.fromkeys((*_MEANS, *_SUMS, "finished_seconds", "forced_seconds"), 0.0)
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0  # in this round
-        self._unfinished: dict[int, float] = {}  # progress of interrupted jobs, by client
-        self._forced: set[int] = set()  # clients whose present job began with a model sent over unfinished work
+        # where clients keep unfinished work, by client:
+        self._unfinished: dict[int, float] = {}  # how far an interrupted job got that nothing has followed yet
+        self._present: dict[int, tuple[int, bool]] = {}  # number of its last job, and whether a model was sent for it
+        self._forced: dict[int, int] = {}  # number of its last job that began with a model sent over unfinished work
 
     def on_invite(self, server: Server, jobs: Sequence[Job]) -> None:
         self._assigned += len(jobs)
         self._distribution += (jobs[0].starts_at - jobs[0].sent_at) / server.population.ticks_per_second
-        for job in jobs:
-            if job.sent:
-                self._sent += 1
-                if job.client in self._unfinished:
-                    self._lost += self._unfinished.pop(job.client)
-                    self._forced.add(job.client)
+        self._sent += sum(job.sent for job in jobs)
+        if server.algorithm.clients_keep != "nothing":
+            for job in jobs:
+                self._present[job.client] = job.number, job.sent
+                self._follow(job.client, self._unfinished.pop(job.client, 0.0))
+
+    def _follow(self, client: int, progress: float) -> None:
+        """The present job of a client follows one that was interrupted: it goes on with it, or overwrites it."""
+        number, sent = self._present[client]
+        if sent and progress:
+            self._lost += progress
+            self._forced[client] = number
 
     def on_round(self, server: Server, record: Round) -> None:
         keeps = server.algorithm.clients_keep != "nothing"
-        fresh = [job for job in record.jobs if not job.logged]
+        fresh = sorted((job for job in record.jobs if not job.logged), key=lambda job: job.number)
         for job in fresh:
             if job.outcome == ARRIVED:
                 self._totals["finished_seconds"] += job.seconds[1]
-                self._totals["forced_seconds"] += job.seconds[1] * (job.client in self._forced)
-            elif keeps:
-                self._unfinished[job.client] = job.progress
-            else:
+                self._totals["forced_seconds"] += job.seconds[1] * (self._forced.get(job.client) == job.number)
+            elif not keeps:
                 self._lost += job.progress
-            self._forced.discard(job.client)
-        used = record.weights != 0
-        new = np.array([not job.logged for job in record.jobs], bool)
+            elif self._present.get(job.client, (0, True))[0] > job.number:  # cancelled, and the client is at work again
+                self._follow(job.client, job.progress)
+            else:
+                self._unfinished[job.client] = job.progress
+        used = [job for job, weight in zip(record.jobs, record.weights.tolist(), strict=True) if weight]
         arrived = [job.version for job in fresh if job.outcome == ARRIVED]
         clients = server.population.size
         record.facts |= {
-            "eur": float((used & new).sum()) / clients,
-            "eur_with_bypass": float(used.sum()) / clients,
+            "eur": sum(not job.logged for job in used) / clients,
+            "eur_with_bypass": len(used) / clients,
             "sync_ratio": self._sent / clients,
-            "version_variance": float(np.var(arrived)) if arrived else 0.0,
+            "version_variance": _variance(arrived),
             "work_assigned": float(self._assigned),
             "work_lost": self._lost,
             "distribution_seconds": self._distribution,
@@ -96,10 +109,8 @@ class Efficiency(Observer):
         }
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {name: getattr(self, name) for name in vars(self) if name not in ("_unfinished", "_forced")}
-        return facts | {"_unfinished": list(self._unfinished.items()), "_forced": sorted(self._forced)}, {}
+        facts = {name: value for name, value in vars(self).items() if name not in _BY_CLIENT}
+        return facts | {name: list(getattr(self, name).items()) for name in _BY_CLIENT}, {}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        vars(self).update(facts)
-        self._unfinished = {int(client): progress for client, progress in facts["_unfinished"]}
-        self._forced = set(facts["_forced"])
+        vars(self).update(facts | {name: dict(facts[name]) for name in _BY_CLIENT})

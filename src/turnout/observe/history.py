@@ -27,18 +27,30 @@ class Table:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.columns: dict[str, list[Any]] = {}
         self.rows = 0
         self.segments: list[str] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._new: list[dict[str, list[Any]]] = []  # appended, not yet in the columns
 
-    def append(self, columns: dict[str, Any]) -> None:
+    def append(self, columns: dict[str, list[Any]]) -> None:
         """Add rows: equal-length lists by column. A column new to the table is empty in the rows before."""
-        count = len(next(iter(columns.values())))
-        for name in columns:
-            self.columns.setdefault(name, [None] * self.rows)
-        for name, values in self.columns.items():
-            values.extend(columns.get(name, [None] * count))
-        self.rows += count
+        self._new.append(columns)
+        self.rows += len(next(iter(columns.values())))
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """The rows in memory."""
+        done = len(next(iter(self._columns.values()), []))
+        for block in self._new:
+            count = len(next(iter(block.values())))
+            for name in block:
+                if name not in self._columns:
+                    self._columns[name] = [None] * done
+            for name, values in self._columns.items():
+                values.extend(block.get(name) or [None] * count)
+            done += count
+        self._new = []
+        return self._columns
 
     def flush(self) -> None:
         """Write what is in memory as a new segment."""
@@ -51,11 +63,11 @@ class Table:
             name: pa.string() if name in _WORDS else pa.int64() if name in _COUNTS else pa.float64()
             for name in self.columns
         }
-        table = pa.table({name: pa.array(values, types[name]) for name, values in self.columns.items()})
+        table = pa.table({name: pa.array(values, types[name]) for name, values in self._columns.items()})
         segment = f"{len(self.segments):06d}.parquet"
         write_durably(self.folder / segment, lambda path: pq.write_table(table, path))
         self.segments.append(segment)
-        self.columns = {name: [] for name in self.columns}
+        self._columns = {name: [] for name in self._columns}
         self.rows = 0
 
     def cut_back(self, segments: list[str]) -> None:
@@ -65,6 +77,11 @@ class Table:
             for path in self.folder.iterdir():
                 if path.name not in segments:
                     path.unlink()
+
+    def fill(self, columns: dict[str, list[Any]]) -> None:
+        """Put these rows in the place of those in memory."""
+        self._columns, self._new = columns, []
+        self.rows = len(next(iter(columns.values()), []))
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
         """All rows, as arrays by column; a missing number is NaN."""
@@ -161,4 +178,4 @@ class History(Observer):
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for table, segments, rows in zip(self._tables, facts["segments"], facts["rows"], strict=True):
             table.cut_back(segments)
-            table.columns, table.rows = rows, len(next(iter(rows.values()), []))
+            table.fill(rows)

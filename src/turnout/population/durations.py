@@ -26,16 +26,17 @@ class Durations:
     population: Population
     steps: IntArray  # [N] of a job
     samples: IntArray  # [N]
-    transfer: FloatArray  # [N] seconds of download and upload
+    down: FloatArray  # [N] seconds of download
+    up: FloatArray  # [N] of upload
 
     @classmethod
     def of(cls, population: Population, work: LocalSGD, bytes_down: int = 0, bytes_up: int = 0) -> Durations:
         ids, links, seed = population.ids, population.links, population.seed
         samples = population.counts(ids, np.zeros(len(ids)))
-        transfer = links.download_seconds(seed, ids, bytes_down) + links.upload_seconds(seed, ids, bytes_up)
-        return cls(population, np.asarray(work.num_steps(samples)), samples, transfer)
+        down, up = links.download_seconds(seed, ids, bytes_down), links.upload_seconds(seed, ids, bytes_up)
+        return cls(population, np.asarray(work.num_steps(samples)), samples, down, up)
 
-    @property
+    @cached_property
     def reliable(self) -> bool:
         """Whether every job ends with an update, and nothing but its own duration delays it."""
         people = self.population
@@ -49,9 +50,13 @@ class Durations:
 
     def ticks(self, job: int) -> IntArray:
         """`[N]` ticks of every client's job of that number."""
+        seconds = self.down + self.compute(job) + self.up
+        return np.maximum(1, np.rint(seconds * self.population.ticks_per_second).astype(np.int64))
+
+    def compute(self, job: int) -> FloatArray:
+        """`[N]` seconds of training."""
         people = self.population
-        compute = people.devices.seconds(people.seed, people.ids, job, self.steps, self.samples)
-        return np.maximum(1, np.rint((self.transfer + compute) * people.ticks_per_second).astype(np.int64))
+        return people.devices.seconds(people.seed, people.ids, job, self.steps, self.samples)
 
     @cached_property
     def mean(self) -> FloatArray:
@@ -60,12 +65,12 @@ class Durations:
         if self.fixed:
             return self.ticks(0) / people.ticks_per_second
         compute = people.devices.mean_seconds(people.seed, people.ids, self.steps, self.samples)
-        return np.asarray(self.transfer + compute)
+        return np.asarray(self.down + compute + self.up)
 
     @property
     def speed(self) -> FloatArray:
         """`[N]` steps a second."""
-        return self.steps / np.maximum(self.mean - self.transfer, 1e-12)
+        return self.steps / np.maximum(self.mean - self.down - self.up, 1e-12)
 
     def mean_windows(self, window: float) -> FloatArray:
         """`[N]` E[ceil(T_i / window)]: the windows a job takes. An end exactly at a close counts for that window.
@@ -79,7 +84,7 @@ class Durations:
         total = np.ones(people.size)
         for k in range(1, _MOST_WINDOWS):
             longer = people.devices.longer_than(
-                people.seed, people.ids, self.steps, self.samples, k * window - self.transfer
+                people.seed, people.ids, self.steps, self.samples, k * window - self.down - self.up
             )
             total += longer
             if longer.max() < _CERTAIN:

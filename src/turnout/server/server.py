@@ -8,6 +8,8 @@ business of a subclass: `Simulation` reaches them in virtual time.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +53,11 @@ class Keep:
 
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
+
+
+def _finite(model: Tensor) -> bool:
+    """Whether every number is; a sum that is finite says so in one go."""
+    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
 
 
 class OnlineSet:
@@ -194,18 +201,27 @@ class Server:
         names = [job.name for job in updates.jobs]
         if len(set(names)) < len(names) or any(job.used for job in updates.jobs):
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
-        change = updates.weighted_sum(weights) if len(updates) else None
+        applied = self._apply(updates, weights)
         for job in updates.jobs:
             job.used = True
-        if change is not None and not bool(torch.isfinite(change).all()):
+        if not applied:
             updates, weights = self._finite(updates, weights)
-            change = updates.weighted_sum(weights) if len(updates) else None
-        if change is None:
-            self.log("empty_round")
-        else:
-            self._set_model(self.optimiser.step(self.model, change))
+            if not self._apply(updates, weights):
+                self._diverge("the model is no longer finite")
         self._close_aggregation(updates, weights)
         return updates
+
+    def _apply(self, updates: Updates, weights: FloatArray) -> bool:
+        """Move the model, unless it would no longer be finite."""
+        if not len(updates):
+            self.log("empty_round")
+            return True
+        optimiser = copy.copy(self.optimiser)
+        model = optimiser.step(self.model, updates.weighted_sum(weights))
+        if not _finite(model):
+            return False
+        self.model, self.optimiser = model, optimiser
+        return True
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
@@ -233,7 +249,7 @@ class Server:
         return updates.select(good), weights[good]
 
     def _set_model(self, model: Tensor) -> None:
-        if bool(torch.isfinite(model).all()):
+        if _finite(model):
             self.model = model
         else:
             self._diverge("the model is no longer finite")
@@ -280,14 +296,14 @@ class Server:
         record.number, record.time = self.version, self.now
         record.weights = np.asarray(self._weights)
         record.staleness = np.asarray(self._staleness, np.int64)
-        contributed = record.staleness[record.weights != 0]
+        contributed = [age for age, weight in zip(self._staleness, self._weights, strict=True) if weight]
         record.facts = {
             **self._tally,
             "used": len(contributed),
             "heard": int(self.heard.sum()),
-            "weight": float(record.weights.sum()),
-            "staleness_mean": float(contributed.mean()) if len(contributed) else 0.0,
-            "staleness_max": int(contributed.max(initial=0)),
+            "weight": math.fsum(self._weights),
+            "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
+            "staleness_max": max(contributed, default=0),
         }
         self._weights, self._staleness, self._ended = [], [], []
         self._tally = dict.fromkeys(self._tally, 0)

@@ -22,9 +22,10 @@ from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Observer
 from turnout.population.durations import Durations
+from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
-from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, LEFT, OFFLINE, Failures, Job, Updates
+from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -36,9 +37,11 @@ class Simulation(Server):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._ticks = self.population.ticks_per_second
+        self._dispatch = Dispatch(self.population, self.task)
         self._clock = 0  # ticks
         self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
         self._in_flight: dict[int, Job] = {}  # by client
+        self._heard = self._standing = 0  # of those in flight: who will be heard of, who has a standing invitation
         self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
         self._inbox: list[Job] = []  # arrived, in order
         self._failures: list[Job] = []  # learnt, not yet told
@@ -53,18 +56,14 @@ class Simulation(Server):
     def now(self) -> float:
         return self._clock / self._ticks
 
-    def _to_ticks(self, seconds: FloatArray) -> IntArray:
-        return np.rint(seconds * self._ticks).astype(np.int64)
-
     def online(self) -> OnlineSet:
         return OnlineSet(self.population, self.version, self.now, self._busy)
 
     def durations(self, work: LocalSGD) -> Durations:
-        down, up = self._wire_bytes(work.download_numbers(self.task)), self._payload_bytes(work)
-        return Durations.of(self.population, work, down, up)
+        return self._dispatch.durations(work)
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
-        return self.population.links.push_seconds(copies, self._wire_bytes(work.download_numbers(self.task)))
+        return self.population.links.push_seconds(copies, self._dispatch.bytes_down(work))
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
@@ -80,7 +79,7 @@ class Simulation(Server):
         jobs = self._new_jobs(ids, work, options, model, hold, again)
         self._busy[ids] = True
         for job in jobs:
-            self._in_flight[job.client] = job
+            self._enter_flight(job)
             if job.heard:
                 heapq.heappush(self._events, (job.ends_at, job.client, job.number))
         self._tally["invited"] += len(jobs)
@@ -90,7 +89,7 @@ class Simulation(Server):
     def _check_invited(self, ids: IntArray) -> None:
         if ids.min() < 0 or ids.max() >= self.population.size:
             raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
-        if len(np.unique(ids)) < len(ids):
+        if len(ids) > 1 and len(np.unique(ids)) < len(ids):
             raise UserError("invite: a client is named twice; a client works on one job at a time")
         busy = ids[self._busy[ids]]
         if len(busy):
@@ -99,82 +98,12 @@ class Simulation(Server):
     def _new_jobs(
         self, ids: IntArray, work: LocalSGD, options: dict[str, FloatArray], model: ModelChoice, hold: bool, again: bool
     ) -> list[Job]:
-        """What each job starts from, how long it takes, and what will happen to it."""
-        world, keeps = self.population, isinstance(model, Keep)
-        full_time = not isinstance(model, Keep) or model.full_time
         numbers = self._numbers[ids]
         self._numbers[ids] += 1
         received, versions, batches, done = self._received(ids, numbers, model)
-        down_bytes = 0 if keeps else self._wire_bytes(work.download_numbers(self.task))
-        up_bytes = 8 if hold else self._payload_bytes(work)
-        start = self._clock + (0 if keeps else round(world.links.push_seconds(len(ids), down_bytes) * self._ticks))
-        samples = world.counts(ids, np.full(len(ids), start / self._ticks))
-        steps = work.bind(options).num_steps(samples)
-        down_size = self._wire_bytes(work.download_numbers(self.task))
-        down = world.links.download_seconds(world.seed, ids, down_size) if full_time else np.zeros(len(ids))
-        compute = world.devices.seconds(world.seed, ids, batches, steps, samples) * (1 if full_time else 1 - done)
-        up = world.links.upload_seconds(world.seed, ids, up_bytes)
-        ends, outcome, absent = self._fates(ids, numbers, start, down, compute, up)
-
-        failed = outcome != ARRIVED
-        spent = np.maximum(ends - start, 0) / self._ticks
-        down_spent = np.minimum(spent, down)
-        compute_spent = np.minimum(spent - down_spent, compute)
-        up_spent = np.where(failed, np.clip(spent - down_spent - compute_spent, 0, up), up)
-        got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
-        sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)
-        heard = ~failed | (world.detection.kind != "none")
-        columns: dict[str, Iterable[Any]] = {
-            "client": ids.tolist(),
-            "number": numbers.tolist(),
-            "version": versions,
-            "received": received,
-            "options": _by_row(options, len(ids)),
-            "batches": batches.tolist(),
-            "ends_at": (ends + np.where(failed & heard, round(world.detection.seconds * self._ticks), 0)).tolist(),
-            "outcome": outcome.tolist(),
-            "samples": samples.tolist(),
-            "steps": steps.tolist(),
-            "seconds": zip(down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(), strict=True),
-            "bytes": zip(got.tolist(), sent.tolist(), strict=True),
-            "done": done.tolist(),
-            "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
-            "heard": heard.tolist(),
-            "has_model": (keeps | ~absent & (spent >= down)).tolist(),
-        }
-        shared: dict[str, Any] = {"work": work, "sent_at": self._clock, "starts_at": start}
-        shared |= {"hold": hold, "again": again, "sent": not keeps}
-        rows = zip(*columns.values(), strict=True)
-        return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
-
-    def _fates(
-        self, ids: IntArray, numbers: IntArray, start: int, down: FloatArray, compute: FloatArray, up: FloatArray
-    ) -> tuple[IntArray, NDArray[Any], NDArray[np.bool_]]:
-        """When and how each job ends, and who was not there to begin with: whatever happens first decides."""
-        world = self.population
-        ends = start + np.maximum(1, self._to_ticks(down + compute + up))
-        outcome = np.full(len(ids), ARRIVED, dtype=object)
-
-        def interrupt(reason: str, at: IntArray, happens: NDArray[np.bool_]) -> None:
-            first = happens & (at < ends)
-            ends[first], outcome[first] = np.maximum(at[first], self._clock), reason
-
-        crashed, share = world.crashes.draw(
-            world.seed, ids, self.version if world.crashes.clock == "round" else numbers
-        )
-        interrupt(CRASHED, start + self._to_ticks(down + share * compute), crashed)
-        if world.availability.clock == "seconds":
-            interrupt(OFFLINE, *self._before(world.availability.online_until(world.seed, ids, self.now), ends))
-        if world.left_at is not None:
-            interrupt(LEFT, *self._before(world.left_at[ids], ends))
-        absent = ~OnlineSet(world, self.version, self.now).contains(ids)
-        interrupt(OFFLINE, np.full(len(ids), self._clock), absent)
-        return ends, outcome, absent
-
-    def _before(self, seconds: FloatArray, ends: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """The first tick that is not before those times, where that is sooner than the end."""
-        ticks = np.ceil(np.round(np.minimum(seconds * self._ticks, ends.astype(np.float64) + 1), 3))
-        return ticks.astype(np.int64), ticks < ends
+        keep = model if isinstance(model, Keep) else None
+        invitation = Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again)
+        return self._dispatch.jobs(invitation, self._clock, self.version)
 
     def _received(
         self, ids: IntArray, numbers: IntArray, model: ModelChoice
@@ -218,15 +147,6 @@ class Simulation(Server):
                 batches[i], done[i] = job.batches, job.progress
         return models, [job.version for job in last], batches, done
 
-    def _wire_bytes(self, numbers: int) -> int:
-        """Bytes of that many parameters on the wire."""
-        if self.population.model_bytes is None:
-            return numbers * self.model.element_size()
-        return round(self.population.model_bytes * numbers / self.model.numel())
-
-    def _payload_bytes(self, work: LocalSGD) -> int:
-        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.payload_shapes(self.task).values()))
-
     # -- waiting ----------------------------------------------------------------------------------------------
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
@@ -234,17 +154,17 @@ class Simulation(Server):
         if seconds is not None and not seconds >= 0:
             raise UserError(f"wait: {seconds} seconds; it must be at least 0")
         limited = seconds is not None and seconds != np.inf
-        close = self._clock + int(self._to_ticks(np.asarray(seconds))) if limited else None
+        close = self._clock + int(self._dispatch.to_ticks(np.asarray(seconds))) if limited else None
         timer = count is None and limited
-        ready = sum(wanted is None or job.client in wanted for job in self._inbox)
-        awaited = (
-            list(self._in_flight.values())
-            if wanted is None
-            else [self._in_flight[client] for client in wanted if client in self._in_flight]
-        )
-        if count is None and not limited and any(job.again for job in awaited):
+        if wanted is None:
+            ready, expected, alive, standing = len(self._inbox), len(self._in_flight), self._heard, self._standing
+        else:
+            awaited = [self._in_flight[client] for client in wanted if client in self._in_flight]
+            ready = sum(job.client in wanted for job in self._inbox)
+            expected, alive = len(awaited), sum(job.heard for job in awaited)
+            standing = sum(job.again for job in awaited)
+        if count is None and not limited and standing:
             raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
-        expected, alive = len(awaited), sum(job.heard for job in awaited)
         while count is None or ready < count:
             for job in self._restart():
                 if wanted is None or job.client in wanted:
@@ -283,9 +203,7 @@ class Simulation(Server):
         return taken
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(
-            list(jobs), self._train, self.version, self._ticks, self.model.new_zeros(0, len(self.model)), failed
-        )
+        return Updates(list(jobs), self._train, self.version, self._ticks, self.model, failed)
 
     def _next_event(self) -> Job | None:
         """Advance to the next event; the job that ended, unless it was cancelled before."""
@@ -334,9 +252,16 @@ class Simulation(Server):
             restarted.append(self._in_flight[job.client])
         return restarted
 
+    def _enter_flight(self, job: Job) -> None:
+        self._in_flight[job.client] = job
+        self._heard += job.heard
+        self._standing += job.again
+
     def _leave_flight(self, job: Job) -> None:
         """A job is over: count it, and remember what its client has."""
         del self._in_flight[job.client]
+        self._heard -= job.heard
+        self._standing -= job.again
         self._busy[job.client] = False
         kept = self.algorithm.clients_keep
         if job.has_model and (kept == "models" or (kept == "unfinished" and job.outcome != ARRIVED)):
@@ -363,7 +288,7 @@ class Simulation(Server):
             )
             job.progress = job.done + (job.progress - job.done) * (worked / compute if compute else 1)
             job.has_model &= elapsed >= down
-            job.outcome, job.ends_at, job.again = CANCELLED, self._clock, False
+            job.outcome, job.ends_at = CANCELLED, self._clock
             job.result = job.state = job.local = None
             self._leave_flight(job)
 
@@ -373,9 +298,9 @@ class Simulation(Server):
         if missing:
             raise UserError(f"fetch: client {missing[0]} holds no update")
         jobs = [self._held.pop(client) for client in ids.tolist()]
-        sizes = np.array([self._payload_bytes(job.work) for job in jobs])
+        sizes = np.array([self._dispatch.bytes_up(job.work) for job in jobs])
         seconds = self.population.links.upload_seconds(self.population.seed, ids, sizes)
-        arrives = self._clock + self._to_ticks(seconds)
+        arrives = self._clock + self._dispatch.to_ticks(seconds)
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
@@ -481,9 +406,9 @@ class Simulation(Server):
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
         self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
         self._record.jobs = places["record"]
-        self._in_flight, self._held, self._kept = (
-            {job.client: job for job in places[place]} for place in ("in_flight", "held", "kept")
-        )
+        self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
+        for job in places["in_flight"]:
+            self._enter_flight(job)
         self._busy[list(self._in_flight)] = True
         self._events = [(job.ends_at, job.client, job.number) for job in self._in_flight.values() if job.heard]
         heapq.heapify(self._events)
@@ -504,10 +429,6 @@ class Simulation(Server):
                 job.received = self.model
 
 
-def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
-    return np.divide(part, whole, out=np.ones_like(part), where=whole > 0)
-
-
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
     options = {}
@@ -521,14 +442,6 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
         if name in options:
             raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
     return work.bind(dict.fromkeys(options, 0)), options
-
-
-def _by_row(options: dict[str, FloatArray], count: int) -> list[dict[str, float]]:
-    """Each client's own options."""
-    if not options:
-        return [{}] * count
-    rows = zip(*(values.tolist() for values in options.values()), strict=True)
-    return [dict(zip(options, row, strict=True)) for row in rows]
 
 
 def _signature(work: LocalSGD) -> tuple[Any, ...]:

@@ -89,7 +89,7 @@ class Updates:
         train: Callable[[Sequence[Job]], None],
         version: int,
         ticks_per_second: int,
-        empty: Tensor,
+        model: Tensor,
         failed: Failures | None = None,
     ) -> None:
         self.jobs = list(jobs)
@@ -97,7 +97,7 @@ class Updates:
         self._train = train
         self._version = version
         self._ticks = ticks_per_second
-        self._empty = empty  # [0, P]: the vectors of no job at all
+        self._model = model  # [P] any one: what the vectors look like where there is none
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -105,14 +105,19 @@ class Updates:
     def __add__(self, other: Updates) -> Updates:
         failed = Failures(self.failed.jobs + other.failed.jobs)
         return Updates(
-            self.jobs + other.jobs, self._train, max(self._version, other._version), self._ticks, self._empty, failed
+            self.jobs + other.jobs, self._train, max(self._version, other._version), self._ticks, self._model, failed
         )
 
     def select(self, rows: ArrayLike) -> Updates:
         """Some of the rows: a boolean mask or positions."""
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return Updates([self.jobs[i] for i in rows], self._train, self._version, self._ticks, self._empty)
+        return Updates([self.jobs[i] for i in rows], self._train, self._version, self._ticks, self._model)
+
+    @property
+    def _none(self) -> Tensor:
+        """`[0, P]` the vectors of no job at all."""
+        return self._model.new_zeros(0, len(self._model))
 
     def _column(self, values: Any, dtype: type = np.int64) -> NDArray[Any]:
         return np.fromiter(values, dtype, len(self.jobs))
@@ -171,7 +176,7 @@ class Updates:
 
     def _gather(self, name: str, held: bool = False) -> Tensor:
         if not self.jobs:
-            return self._empty
+            return self._none
         blocks = self._blocks(held)
         values = torch.cat([block[name][there] for block, there, _ in blocks])
         order = [row for _, _, rows in blocks for row in rows]
@@ -186,7 +191,7 @@ class Updates:
 
     def received(self) -> Tensor:
         """`[k, P]` the model each job started from."""
-        return torch.stack([job.received for job in self.jobs]) if self.jobs else self._empty
+        return torch.stack([job.received for job in self.jobs]) if self.jobs else self._none
 
     def returned(self) -> Tensor:
         """`[k, P]` the model each job ended with."""
@@ -197,9 +202,13 @@ class Updates:
         weights = np.asarray(weights, np.float64)
         total: Tensor | None = None
         for block, there, rows in self._blocks():
-            values = block[name] if there == list(range(len(block[name]))) else block[name][there]
-            row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
-            part: Tensor = torch.tensordot(row, values, dims=1)
+            values = block[name]
+            if len(there) == 1:
+                part: Tensor = values[there[0]] * float(weights[rows[0]])
+            else:
+                values = values if there == list(range(len(values))) else values[there]
+                row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
+                part = torch.tensordot(row, values, dims=1)
             total = part if total is None else total + part
         assert total is not None, "a sum over no updates"
         return total

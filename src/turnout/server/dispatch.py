@@ -1,0 +1,222 @@
+"""What becomes of an invitation in a simulation: how long each job takes, what will happen to it, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.local.sgd import LocalSGD
+from turnout.population.durations import Durations
+from turnout.population.population import Population
+from turnout.random import FloatArray, IntArray
+from turnout.server.server import Keep, OnlineSet
+from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, Job
+from turnout.task import Task
+
+_MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Clients, and what they start from."""
+
+    ids: IntArray
+    numbers: IntArray  # how many jobs each has begun before
+    work: LocalSGD
+    options: dict[str, FloatArray]  # each client's own numbers for the work
+    received: Sequence[Tensor]
+    versions: Sequence[int]
+    batches: IntArray  # what keys the mini-batches
+    done: FloatArray  # share of the local work done before
+    keep: Keep | None  # they go on from what they have
+    hold: bool
+    again: bool
+
+
+class Dispatch:
+    """Turns invitations into jobs, whose end is known from their beginning."""
+
+    def __init__(self, population: Population, task: Task) -> None:
+        self.population, self.task = population, task
+        self.ticks = population.ticks_per_second
+        self._last: LocalSGD | None = None  # the work of the invitation before
+        self._columns: dict[str, list[Any]] | None = None  # what a job of that work takes, by client
+
+    def to_ticks(self, seconds: FloatArray) -> IntArray:
+        return np.rint(seconds * self.ticks).astype(np.int64)
+
+    def _wire_bytes(self, numbers: int) -> int:
+        """Bytes of that many parameters on the wire."""
+        if self.population.model_bytes is None:
+            return numbers * self.task.initial.element_size()
+        return round(self.population.model_bytes * numbers / self.task.size)
+
+    def bytes_down(self, work: LocalSGD) -> int:
+        return self._wire_bytes(work.download_numbers(self.task))
+
+    def bytes_up(self, work: LocalSGD) -> int:
+        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.payload_shapes(self.task).values()))
+
+    def durations(self, work: LocalSGD) -> Durations:
+        return Durations.of(self.population, work, self.bytes_down(work), self.bytes_up(work))
+
+    def jobs(self, invitation: Invitation, clock: int, version: int) -> list[Job]:
+        """The jobs that begin with an invitation at tick `clock`."""
+        columns = self._known(invitation)
+        if columns is not None:
+            return self._certain_jobs(invitation, columns, clock)
+        return self._general_jobs(invitation, clock, version)
+
+    # -- jobs of which everything is known beforehand -----------------------------------------------------------
+
+    def _known(self, invitation: Invitation) -> dict[str, list[Any]] | None:
+        """Columns over all clients, where nothing can go wrong and the work has been asked for before."""
+        if invitation.keep is not None or invitation.options or invitation.hold:
+            return None
+        if self._last is not invitation.work:
+            self._last, self._columns = invitation.work, None
+            return None
+        if self._columns is None and self.population.size <= _MOST_COLUMNS:
+            durations = self.durations(invitation.work)
+            if durations.reliable and durations.fixed:
+                down, up = durations.down.tolist(), durations.up.tolist()
+                self._columns = {
+                    "ticks": durations.ticks(0).tolist(),
+                    "seconds": list(zip(down, durations.compute(0).tolist(), up, strict=True)),
+                    "samples": durations.samples.tolist(),
+                    "steps": durations.steps.tolist(),
+                    "bytes": [(self.bytes_down(invitation.work), self.bytes_up(invitation.work))],
+                }
+        return self._columns
+
+    @staticmethod
+    def _certain_jobs(invitation: Invitation, columns: dict[str, list[Any]], clock: int) -> list[Job]:
+        ticks, samples, steps, seconds = (columns[name] for name in ("ticks", "samples", "steps", "seconds"))
+        (nbytes,) = columns["bytes"]
+        work, again = invitation.work, invitation.again
+        rows = zip(
+            invitation.ids.tolist(), invitation.numbers.tolist(), invitation.versions, invitation.received, strict=True
+        )
+        return [
+            Job(
+                client=i,
+                number=number,
+                version=version,
+                received=received,
+                work=work,
+                options={},
+                batches=number,
+                sent_at=clock,
+                starts_at=clock,
+                ends_at=clock + ticks[i],
+                outcome=ARRIVED,
+                samples=samples[i],
+                steps=steps[i],
+                seconds=seconds[i],
+                bytes=nbytes,
+                again=again,
+            )
+            for i, number, version, received in rows
+        ]
+
+    # -- all others -------------------------------------------------------------------------------------------
+
+    def _general_jobs(self, invitation: Invitation, clock: int, version: int) -> list[Job]:
+        ids, work, keep, done = invitation.ids, invitation.work, invitation.keep, invitation.done
+        world = self.population
+        full_time = keep is None or keep.full_time
+        download = self.bytes_down(work)
+        down_bytes = download if keep is None else 0
+        up_bytes = 8 if invitation.hold else self.bytes_up(work)
+        start = clock + (round(world.links.push_seconds(len(ids), down_bytes) * self.ticks) if keep is None else 0)
+        samples = world.counts(ids, np.full(len(ids), start / self.ticks))
+        steps = work.bind(invitation.options).num_steps(samples)
+        down = world.links.download_seconds(world.seed, ids, download) if full_time else np.zeros(len(ids))
+        compute = world.devices.seconds(world.seed, ids, invitation.batches, steps, samples)
+        compute *= 1 if full_time else 1 - done
+        up = world.links.upload_seconds(world.seed, ids, up_bytes)
+        ends, outcome, absent = self._fates(invitation, clock, version, start, down, compute, up)
+
+        failed = outcome != ARRIVED
+        spent = np.maximum(ends - start, 0) / self.ticks
+        down_spent = np.minimum(spent, down)
+        compute_spent = np.minimum(spent - down_spent, compute)
+        up_spent = np.where(failed, np.clip(spent - down_spent - compute_spent, 0, up), up)
+        got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
+        sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)
+        heard = ~failed | (world.detection.kind != "none")
+        columns: dict[str, Iterable[Any]] = {
+            "client": ids.tolist(),
+            "number": invitation.numbers.tolist(),
+            "version": invitation.versions,
+            "received": invitation.received,
+            "options": _by_row(invitation.options, len(ids)),
+            "batches": invitation.batches.tolist(),
+            "ends_at": (ends + np.where(failed & heard, round(world.detection.seconds * self.ticks), 0)).tolist(),
+            "outcome": outcome.tolist(),
+            "samples": samples.tolist(),
+            "steps": steps.tolist(),
+            "seconds": zip(down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(), strict=True),
+            "bytes": zip(got.tolist(), sent.tolist(), strict=True),
+            "done": done.tolist(),
+            "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
+            "heard": heard.tolist(),
+            "has_model": ((keep is not None) | ~absent & (spent >= down)).tolist(),
+        }
+        shared: dict[str, Any] = {"work": work, "sent_at": clock, "starts_at": start}
+        shared |= {"hold": invitation.hold, "again": invitation.again, "sent": keep is None}
+        rows = zip(*columns.values(), strict=True)
+        return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
+
+    def _fates(
+        self,
+        invitation: Invitation,
+        clock: int,
+        version: int,
+        start: int,
+        down: FloatArray,
+        compute: FloatArray,
+        up: FloatArray,
+    ) -> tuple[IntArray, NDArray[Any], NDArray[np.bool_]]:
+        """When and how each job ends, and who was not there to begin with: whatever happens first decides."""
+        world, ids, now = self.population, invitation.ids, clock / self.ticks
+        ends = start + np.maximum(1, self.to_ticks(down + compute + up))
+        outcome = np.full(len(ids), ARRIVED, dtype=object)
+
+        def interrupt(reason: str, at: IntArray, happens: NDArray[np.bool_]) -> None:
+            first = happens & (at < ends)
+            ends[first], outcome[first] = np.maximum(at[first], clock), reason
+
+        number = version if world.crashes.clock == "round" else invitation.numbers
+        crashed, share = world.crashes.draw(world.seed, ids, number)
+        interrupt(CRASHED, start + self.to_ticks(down + share * compute), crashed)
+        if world.availability.clock == "seconds":
+            interrupt(OFFLINE, *self._before(world.availability.online_until(world.seed, ids, now), ends))
+        if world.left_at is not None:
+            interrupt(LEFT, *self._before(world.left_at[ids], ends))
+        absent = ~OnlineSet(world, version, now).contains(ids)
+        interrupt(OFFLINE, np.full(len(ids), clock), absent)
+        return ends, outcome, absent
+
+    def _before(self, seconds: FloatArray, ends: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The first tick that is not before those times, where that is sooner than the end."""
+        ticks = np.ceil(np.round(np.minimum(seconds * self.ticks, ends.astype(np.float64) + 1), 3))
+        return ticks.astype(np.int64), ticks < ends
+
+
+def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
+    return np.divide(part, whole, out=np.ones_like(part), where=whole > 0)
+
+
+def _by_row(options: dict[str, FloatArray], count: int) -> list[dict[str, float]]:
+    """Each client's own options."""
+    if not options:
+        return [{}] * count
+    rows = zip(*(values.tolist() for values in options.values()), strict=True)
+    return [dict(zip(options, row, strict=True)) for row in rows]
