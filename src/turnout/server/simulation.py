@@ -49,6 +49,7 @@ class Simulation(Server):
         self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
         self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
+        self._trained = False  # since the last round closed
         self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
         self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
 
@@ -335,6 +336,7 @@ class Simulation(Server):
             groups.setdefault((signatures[id(job.work)], *job.options), []).append(job)
         for jobs in groups.values():
             self._train_alike(jobs)
+        self._trained = True
 
     def _train_alike(self, jobs: list[Job]) -> None:
         """Train jobs that share their local work: one cohort, possibly from different versions."""
@@ -374,8 +376,28 @@ class Simulation(Server):
             job.state = None
             del self._unsettled[job.client]
 
+    def _compact(self) -> None:
+        """Let go of blocks of which most rows have been used: what is kept is at most twice what is still waited for.
+
+        Between two rounds nobody else refers to a block, so no sum ever meets its rows in two places."""
+        waiting = [*self._in_flight.values(), *self._inbox, *self._held.values()]
+        for kind in ("result", "state", "local"):
+            blocks: dict[int, tuple[Named, list[tuple[int, Job]]]] = {}
+            for job in waiting:
+                if (trained := getattr(job, kind)) is not None:
+                    blocks.setdefault(id(trained[0]), (trained[0], []))[1].append((trained[1], job))
+            for block, jobs in blocks.values():
+                if 2 * len(jobs) < max((len(values) for values in block.values()), default=0):
+                    jobs.sort(key=lambda pair: pair[0])
+                    fewer = {name: values[[row for row, _ in jobs]] for name, values in block.items()}
+                    for row, (_, job) in enumerate(jobs):
+                        setattr(job, kind, (fewer, row))
+
     def settle(self) -> None:
         self._restart()
+        if self._trained:
+            self._compact()
+            self._trained = False
         self._train(list(self._unsettled.values()))
 
     # -- state ------------------------------------------------------------------------------------------------
