@@ -1,4 +1,4 @@
-"""The command line: `turnout demo | run | resume | list | show | inspect`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from turnout import __version__, config, datasets, registry
+from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.errors import UserError, unknown
 from turnout.files import as_json_text
+from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
 from turnout.run import execute
+from turnout.studies.study import FAILS, Judgement, Results
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -33,6 +35,7 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
+Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 KINDS = ("algorithms", "samplers", "datasets", "availability", "devices", "models", "partitions", "configs")
 
@@ -81,7 +84,7 @@ def demo(as_json: Json = False) -> None:
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")],
+    source: Source,
     overrides: Overrides = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run of this name, if there is one.")] = False,
@@ -178,6 +181,97 @@ def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
     for kind, count in audit["events"].items():
         table.add_row(kind.replace("_", " "), str(count))
     out.print(table)
+
+
+@app.command()
+def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Compare waiting policies over a configuration's clients, before anything is trained.
+
+    Example: turnout plan digits devices.sigma=1.2
+    """
+    with _sentences():
+        experiment, _, _ = config.build(config.read(source, overrides or []))
+        local = getattr(experiment.algorithm, "local", None)
+        if not isinstance(local, LocalSGD):
+            raise UserError(f"algorithm.name: {type(experiment.algorithm).__name__} has no local work to plan for")
+        size = experiment.task.size * experiment.plan.dtype.itemsize
+        found = advice.outlook(experiment.population, local, size, experiment.seed)
+        if as_json:
+            _print_json(found.as_dict())
+        else:
+            _show_outlook(found)
+
+
+def _show_outlook(found: advice.Outlook) -> None:
+    speeds = f"jobs take {duration(found.fastest_seconds)} to {duration(found.slowest_seconds)} in the mean"
+    out.print(f"\n[bold]{found.clients} clients[/bold]; {speeds}", highlight=False)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for number, header in enumerate(advice.HEADERS):
+        table.add_column(header, justify="right" if number else "left", no_wrap=True)
+    for row in (row for row in found.policies if row.refused is None):
+        table.add_row(*advice.cells(row))
+    out.print(table)
+    for text in (advice.LEGEND, *found.advice):
+        out.print(f"\n{text}", highlight=False, markup=False)
+
+
+@app.command("tune")
+def tune_options(
+    source: Source,
+    overrides: Overrides = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION=VALUES", help="local.lr=1e-4..1 (a 1-2-5 grid) or local.batch_size=16,32; repeatable."
+        ),
+    ] = None,
+    schemes: Annotated[str, typer.Option(help="Algorithms, as fedavg,fedfix; default: the configuration's own.")] = "",
+    measure: Annotated[str, typer.Option(help="validation_loss, validation_accuracy, train_loss.")] = "validation_loss",
+    budget: Annotated[int, typer.Option(help="Runs at most, for each scheme.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Runs for each value; their mean counts.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Find the best learning rate, or other options, for each scheme, without looking at the test data.
+
+    Example: turnout tune digits --option local.lr=1e-2..1 --schemes fedavg,fedfix
+    """
+    with _sentences():
+        tuning, found = tune.tune(
+            source,
+            overrides or [],
+            options=option or (tune.DEFAULT,),
+            schemes=[name.strip() for name in schemes.split(",") if name.strip()],
+            measure=measure,
+            budget=budget,
+            seeds=seeds,
+            report=lambda line: err.print(line, highlight=False, markup=False, soft_wrap=True),
+        )
+        if as_json:
+            _print_json(tune.as_dict(tuning, found))
+        else:
+            for tuned in found:
+                _show_tuned(tuning, tuned)
+    if any(tuned.best is None for tuned in found):
+        raise typer.Exit(1)
+
+
+def _show_tuned(tuning: tune.Tuning, tuned: tune.Tuned) -> None:
+    best = tuned.best
+    options = [choice.option for choice in tuning.choices]
+    table = Table(*options, tuning.measure.replace("_", " "), "rounds", "time", "", title_justify="left")
+    table.title = f"{tuned.scheme}: {len(tuned.trials)} values tried"
+    for trial in tuning.in_order(tuned.trials):
+        last = trial.runs[-1]
+        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+        cells = [escape(text) for text in trial.point]
+        table.add_row(*cells, value, str(last.rounds), duration(last.virtual_seconds), "best" if trial is best else "")
+    out.print(table)
+    if best is None:
+        out.print("Every value diverged: try smaller ones.\n")
+        return
+    for sentence in tuning.ends(best):
+        out.print(f"{sentence}.", highlight=False, markup=False)
+    out.print(f"{tuning.command(tuned.scheme, best.point)}\n", highlight=False, markup=False, soft_wrap=True)
 
 
 def _listing() -> dict[str, dict[str, Any]]:
@@ -288,3 +382,106 @@ def _last_row(folder: Path) -> dict[str, Any]:
     segments = sorted((folder / "history").glob("*.parquet"))
     row: dict[str, Any] = pq.read_table(segments[-1]).to_pylist()[-1] if segments else {"round": 0, "time": 0.0}
     return row
+
+
+study_app = typer.Typer(
+    help="Published conclusions, tried here: setting, claim, measured, verdict.\n\nExample: turnout study list",
+    no_args_is_help=True,
+)
+app.add_typer(study_app, name="study")
+StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
+
+
+@study_app.command("list")
+def list_studies(as_json: Json = False) -> None:
+    """List the studies.
+
+    Example: turnout study list
+    """
+    found = {name: studies.find(name) for name in studies.names()}
+    if as_json:
+        _print_json(
+            {
+                name: {"title": study.title, "source": study.source, "claims": [claim.name for claim in study.claims]}
+                for name, study in found.items()
+            }
+        )
+        return
+    table = Table("study", "", "claims", box=None)
+    for name, study in found.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(study.title), str(len(study.claims)))
+    out.print(table)
+
+
+@study_app.command("show")
+def show_study(
+    name: StudyName,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Judge the results that a run left there again.")
+    ] = None,
+) -> None:
+    """Explain a study without running it: setting, sizes, claims; or show the results of an earlier run.
+
+    Example: turnout study show asynchronous_bias
+    """
+    with _sentences():
+        study = studies.find(name)
+        if folder is not None:
+            results = study.read(folder)
+            _show_judgements(study, results, study.judge(results))
+            return
+        for text in (study.title, study.source, f"{study.setting}\n\nSizes: {', '.join(study.sizes)}"):
+            out.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
+        table = Table("claim", "published", "measured a seed", "holds if the interval is", show_lines=True)
+        for claim in study.claims:
+            table.add_row(*map(escape, (claim.name, f"{claim.sentence} ({claim.source})", claim.measured, claim.rule)))
+        out.print(table)
+
+
+@study_app.command("run")
+def run_study(
+    name: StudyName,
+    size: Annotated[str, typer.Option(help="small (seconds, for trying it out) or default.")] = "default",
+    seeds: Annotated[int, typer.Option(help="Fewer than five decide nothing.")] = 5,
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data lies; else TURNOUT_DATA.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="For trials and results; finished ones are reused.")
+    ] = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Run a study and judge its claims; run it again to go on where it stopped.
+
+    Example: turnout study run asynchronous_bias --size small
+    """
+    with _sentences():
+        study = studies.find(name)
+        folder = folder or Path("runs") / f"{name}-{size}"
+        results = study.run(
+            size,
+            range(seeds),
+            folder,
+            data=data,
+            device=device,
+            say=lambda line: err.print(line, highlight=False, markup=False, soft_wrap=True),
+        )
+    judgements = study.judge(results)
+    if as_json:
+        about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
+        _print_json({**about, "claims": [judgement.as_dict() for judgement in judgements]})
+    else:
+        _show_judgements(study, results, judgements)
+    if strict and any(judgement.verdict == FAILS for judgement in judgements):
+        raise typer.Exit(3)
+
+
+def _show_judgements(study: studies.Study, results: Results, judgements: list[Judgement]) -> None:
+    out.print(f"\n[bold]{study.name}[/bold], size {results.size}, {len(results.seeds)} seeds", highlight=False)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
+    out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
+    table = Table("claim", "mean, 95 %", "rule", "verdict")
+    for judgement in judgements:
+        measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"
+        table.add_row(escape(judgement.claim.name), measured, judgement.claim.rule, judgement.verdict)
+    out.print(table)

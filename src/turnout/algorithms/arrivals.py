@@ -52,6 +52,7 @@ class Arrivals(Algorithm):
         return self.local
 
     def begin(self, server: Server) -> None:
+        self.absent = np.zeros(0, np.int64)
         durations = server.durations(self.local)
         self._invite(server, server.population.ids, self.policy(durations), durations)
 

@@ -54,6 +54,7 @@ class AsyncFedAvg(Arrivals):
 
     def begin(self, server: Server) -> None:
         self.gaps.begin(server.population.size)
+        self._inverse_rates = {}
         super().begin(server)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:

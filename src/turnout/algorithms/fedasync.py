@@ -42,6 +42,9 @@ class FedAsync(Arrivals):
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
+        if not len(updates):
+            server.step(updates, [])
+            return
         weights = self.discounted(np.full(len(updates), self.mixing), updates)
         model = server.model
         for weight, returned in zip(weights.tolist(), updates.returned(), strict=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.errors import UserError
 from turnout.population.durations import Durations
@@ -15,6 +17,8 @@ from turnout.random import FloatArray
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+
+LONGEST = 1e12  # seconds
 
 
 @dataclass
@@ -38,8 +42,10 @@ class FedFix(AsyncFedAvg):
                 raise UserError(f"algorithm.{name}: {value} must be above 0")
 
     def policy(self, durations: Durations, version: int = 0) -> Policy:
-        window = (self.window or float(durations.mean.max()) / 2) * self.window_growth**version
-        return Policy(window=window if self.window_limit is None else min(window, self.window_limit))
+        first, tick = self.window or float(durations.mean.max()) / 2, 1 / durations.population.ticks_per_second
+        with np.errstate(over="ignore"):
+            window = float(first * np.float64(self.window_growth) ** version)
+        return Policy(window=min(max(window, tick), self.window_limit or LONGEST))
 
     def naive(self, server: Server, updates: Updates) -> FloatArray:
         return server.importance[updates.clients]

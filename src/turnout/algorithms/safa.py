@@ -78,11 +78,12 @@ class Safa(Algorithm):
         for _ in server.rounds():
             late = server.wait(seconds=0)  # arrived in the round before, not picked: they bypass its aggregation
             self.commit(late, server.version)
+            overwritten = self.deprecated(server)
             distribution = self.distribute(server)
             picked = self.select(server, distribution)
             self.cache[picked.clients] = picked.returned()
-            bypassed = late.select(~np.isin(late.clients, picked.clients))  # the others have been replaced meanwhile
-            updates = picked + bypassed
+            replaced = overwritten[late.clients] | np.isin(late.clients, picked.clients)
+            updates = picked + late.select(~replaced)  # with what bypassed the round before and is still in the cache
             model = torch.tensordot(torch.as_tensor(server.importance).to(self.cache), self.cache, dims=1)
             server.publish(self.judge(server, model), updates, server.importance[updates.clients])
             self.versions[picked.clients] = server.version
@@ -95,14 +96,18 @@ class Safa(Algorithm):
             self.cache[updates.clients] = updates.returned()
             self.versions[updates.clients] = version
 
+    def deprecated(self, server: Server) -> BoolArray:
+        """Who lags too far behind to go on."""
+        lag = server.version - self.versions
+        return lag > self.lag_tolerance if self.lag_rule == "more_than" else lag >= self.lag_tolerance
+
     def distribute(self, server: Server) -> float:
         """Lag-tolerant distribution (3.7); how long the server takes to send its copies."""
-        lag = server.version - self.versions
-        deprecated = lag > self.lag_tolerance if self.lag_rule == "more_than" else lag >= self.lag_tolerance
+        lag, deprecated = server.version - self.versions, self.deprecated(server)
         server.cancel(np.flatnonzero(deprecated))
-        self.versions[deprecated] = server.version
         self.cache[deprecated] = server.model
         idle = server.population.ids[server.online().contains(server.population.ids)]
+        self.versions[idle[deprecated[idle]]] = server.version  # the absent remain deprecated until they are back
         goes_on = (lag[idle] > 0) & ~deprecated[idle] & server.keeps(idle)
         work = self.work(server)
         server.invite(idle[~goes_on], work)
@@ -130,8 +135,9 @@ class Safa(Algorithm):
         picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit)
         if len(picked) < quota:
             if self.close_rule == "deadline":
-                server.wait(of=[], seconds=close - server.now)
-            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=close - server.now)
+                server.wait(of=[], seconds=max(0.0, close - server.now))
+            left = max(0.0, close - server.now)
+            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
         if not len(picked):  # nobody was there, or all have crashed
             server.wait(of=[], seconds=self.retry if limit is None else max(0.0, close - server.now))
         return picked

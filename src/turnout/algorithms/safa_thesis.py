@@ -57,6 +57,8 @@ class SafaThesis(Safa):
     def begin(self, server: Server) -> None:
         if not isinstance(server, Simulation):
             raise UserError("algorithm.name: safa_thesis runs in simulation only; deploy safa")
+        if self.keep_best != "no" and server.whole_population.test is None:
+            raise UserError("algorithm.keep_best: clients need test data of their own to tell which model is best")
         server.log("foresight", why="late updates are used before they exist")
         super().begin(server)
 

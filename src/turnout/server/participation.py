@@ -15,6 +15,7 @@ from turnout.random import FloatArray, IntArray
 from turnout.server.policy import Policy
 
 _UPDATES_OF_SLOWEST = 200  # in the schedule a rate is counted in, where it has no closed form
+_MOST_UPDATES = 2_000_000  # in that schedule, of everybody
 _MEMORY = 0.1  # of the moving average of measured gaps
 
 
@@ -34,8 +35,9 @@ def rates(policy: Policy, durations: Durations) -> FloatArray:
 
 def _counted(policy: Policy, durations: Durations) -> FloatArray:
     """Rates from the schedule itself: exact over a period if it shows one, else over its second half."""
-    slowest = _UPDATES_OF_SLOWEST * float(durations.mean.max())
-    schedule = policy.schedule(durations, seconds=slowest)
+    updates = _UPDATES_OF_SLOWEST if durations.fixed else 20 * _UPDATES_OF_SLOWEST
+    enough = _MOST_UPDATES / float((1 / durations.mean).sum())
+    schedule = policy.schedule(durations, seconds=min(updates * float(durations.mean.max()), enough))
     period = schedule.period() if durations.fixed else None
     if period is not None:
         return schedule.between(period[0] + 1, period[1] + 1).rates
@@ -60,7 +62,8 @@ class Gaps:
         _, place, times = np.unique(clients, return_inverse=True, return_counts=True)  # twice in one buffer: half a gap
         gaps = (version - self.last[clients]) / times[place]
         seen, known = self.last[clients] >= 0, self.mean[clients] > 0
-        learnt = np.where(known, (1 - _MEMORY) * self.mean[clients] + _MEMORY * gaps, gaps)
+        kept = (1 - _MEMORY) ** times[place]
+        learnt = np.where(known, kept * self.mean[clients] + (1 - kept) * gaps, gaps)
         self.mean[clients] = np.where(seen, learnt, 0.0)
         self.last[clients] = version
         return np.where(seen, learnt, len(self.mean) / max(1, len(clients)))

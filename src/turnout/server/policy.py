@@ -35,6 +35,7 @@ class Schedule:
     clients: int  # N
     rounds: int  # closed in all, empty ones too
     seconds: float  # when the last one closed
+    restart: bool = False  # clients began their next jobs at their arrivals, not at the closes
 
     def __len__(self) -> int:
         return len(self.client)
@@ -77,7 +78,7 @@ class Schedule:
         for number, end in enumerate(ends.tolist()):
             if end > row:
                 closes[number] = self.closed_at[end - 1]
-                begins[self.client[row:end]] = closes[number]
+                begins[self.client[row:end]] = self.arrived_at[row:end] if self.restart else closes[number]
             started[number], row = begins, end
         seen: dict[bytes, int] = {}
         for number in np.flatnonzero(~np.isnan(closes)).tolist():
@@ -118,7 +119,15 @@ class Policy:
         closed = np.asarray(closes, np.int64)
         end = closed[-1] if len(closed) else 0
         return Schedule(
-            arrived / ticks, closed[number] / ticks, number, client, version, people.size, len(closed), end / ticks
+            arrived / ticks,
+            closed[number] / ticks,
+            number,
+            client,
+            version,
+            people.size,
+            len(closed),
+            end / ticks,
+            restart=self.restart,
         )
 
 

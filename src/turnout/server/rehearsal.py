@@ -114,12 +114,13 @@ def schedule(
         size = population.model_bytes or (4 if task is None else task.size * task.initial.element_size())
         durations = Durations.of(population, work, size, size)
         policy = algorithm.policy(durations)
-        if policy is not None and durations.reliable and policy == algorithm.policy(durations, 1):
+        uses_all = getattr(algorithm, "max_staleness", None) is None
+        if policy is not None and uses_all and durations.reliable and policy == algorithm.policy(durations, 1):
             return policy.schedule(durations, rounds, seconds)
     uses = _Uses()
     server = rehearse(algorithm, population, rounds, seconds, task=task, seed=seed, observers=[uses])
     arrived, closed, number, client, version = np.array(uses.rows, np.float64).reshape(-1, 5).T
-    return Schedule(
+    found = Schedule(
         arrived,
         closed,
         number.astype(np.int64),
@@ -129,3 +130,5 @@ def schedule(
         rounds=server.version,
         seconds=server.now,
     )
+    past_the_end = seconds is not None and server.now > seconds  # a run finishes the round under way
+    return found.between(0, server.version - 1) if past_the_end else found

@@ -1,0 +1,244 @@
+"""What a study is: a setting, trials that are carried out once, and claims judged by rules written before the run.
+
+A claim is a published sentence, a quantity measured once a seed, and a rule. The verdict comes from the 95 % Student
+interval of the quantity's mean over seeds:
+
+    holds            the whole interval is where the sentence puts it
+    does not hold    no part of the interval is there
+    undecided        anything else, and always with fewer than five seeds
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+
+from turnout.cohort.plan import Plan
+from turnout.errors import UserError, unknown
+from turnout.files import as_json_text, write_text
+from turnout.random import FloatArray
+
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+ENOUGH_SEEDS = 5
+CONFIDENCE = 0.95
+
+Trial = dict[str, Any]  # what is tried: scheme, learning rate, seed, ...
+Measures = dict[str, Any]  # what came out, as JSON has it
+Experiment = Callable[[Trial], Measures]
+Say = Callable[[str], None]
+
+
+def interval(values: Sequence[float] | FloatArray) -> tuple[float, float]:
+    """Mean over seeds and the half width of its Student interval; infinite where the values cannot tell."""
+    numbers = np.asarray(values, np.float64)
+    if len(numbers) < 2 or not np.isfinite(numbers).all():
+        return float(numbers.mean()) if len(numbers) else math.nan, math.inf
+    quantile = float(stdtrit(len(numbers) - 1, (1 + CONFIDENCE) / 2))
+    return float(numbers.mean()), quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+
+
+def verdict(values: Sequence[float] | FloatArray, above: float = -math.inf, below: float = math.inf) -> str:
+    """Whether the mean lies between the two thresholds."""
+    mean, half = interval(values)
+    if len(values) < ENOUGH_SEEDS or not math.isfinite(half):
+        return UNDECIDED
+    if above < mean - half and mean + half < below:
+        return HOLDS
+    return FAILS if mean + half <= above or mean - half >= below else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a study measured: claims can be judged again from it without running anything."""
+
+    study: str
+    size: str
+    seeds: list[int]
+    setting: dict[str, Any]  # the numbers of the size, and the engine
+    tuned: dict[str, float]  # learning rates chosen on the first seed
+    trials: list[tuple[Trial, Measures]]
+
+    @cached_property
+    def _by_trial(self) -> dict[str, Measures]:
+        return {_key(trial): measures for trial, measures in self.trials}
+
+    def each(self, quantity: Callable[[Measures], float], **trial: Any) -> FloatArray:
+        """The quantity of this trial, one number a seed."""
+        return np.array([quantity(self._by_trial[_key({**trial, "seed": seed})]) for seed in self.seeds])
+
+    def save(self, path: Path, judgements: Sequence[Judgement]) -> None:
+        write_text(path, as_json_text({**asdict(self), "claims": [judgement.as_dict() for judgement in judgements]}))
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        document.pop("claims")
+        return cls(**{**document, "trials": [(trial, measures) for trial, measures in document["trials"]]})
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim after the run."""
+
+    claim: Claim
+    values: list[float]
+    mean: float
+    half_width: float
+    verdict: str
+
+    def as_dict(self) -> dict[str, Any]:
+        measured = {name: getattr(self, name) for name in ("values", "mean", "half_width", "verdict")}
+        return {**self.claim.as_dict(), **measured}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published sentence that can turn out false. `values` computes one number a seed; comparisons of schemes are
+    paired: the difference within each seed. The claim puts their mean between `above` and `below`."""
+
+    name: str
+    sentence: str
+    source: str
+    measured: str  # the quantity in words
+    values: Callable[[Results], FloatArray]
+    above: float = -math.inf
+    below: float = math.inf
+
+    @property
+    def rule(self) -> str:
+        sides = [f"above {self.above:g}"] if math.isfinite(self.above) else []
+        sides += [f"below {self.below:g}"] if math.isfinite(self.below) else []
+        return " and ".join(sides)
+
+    def as_dict(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("name", "sentence", "source", "measured", "rule")}
+
+    def judge(self, results: Results) -> Judgement:
+        values = self.values(results)
+        mean, half = interval(values)
+        return Judgement(self, values.tolist(), mean, half, verdict(values, self.above, self.below))
+
+
+class Trials:
+    """Carries out each trial once. Finished ones are lines of a file, and are read back by the next run."""
+
+    def __init__(self, path: Path, heading: dict[str, Any], experiment: Experiment, say: Say) -> None:
+        self.path, self.heading, self._experiment, self._say = path, json.loads(as_json_text(heading)), experiment, say
+        self._done = dict(self._read())
+        self._asked: dict[str, tuple[Trial, Measures]] = {}
+
+    def __call__(self, **trial: Any) -> Measures:
+        key = _key(trial)
+        if key not in self._done:
+            started = time.perf_counter()
+            self._done[key] = json.loads(as_json_text(self._experiment(trial)))
+            self._append(key, self._done[key])
+            words = ", ".join(f"{name} {value}" for name, value in trial.items())
+            self._say(f"{words}: {time.perf_counter() - started:.1f} s")
+        self._asked[key] = trial, self._done[key]
+        return self._done[key]
+
+    @property
+    def asked(self) -> list[tuple[Trial, Measures]]:
+        """The trials of this run, in the order they were first asked for."""
+        return list(self._asked.values())
+
+    def _append(self, key: str, measures: Measures) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [] if self.path.exists() else [{"heading": self.heading}]
+        with self.path.open("a", encoding="utf-8") as file:
+            for line in [*lines, {"trial": json.loads(key), "measures": measures}]:
+                file.write(json.dumps(line) + "\n")
+
+    def _read(self) -> Iterator[tuple[str, Measures]]:
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        if lines[-1]:  # the process was killed while it wrote this one
+            write_text(self.path, "".join(line + "\n" for line in lines[:-1]))
+        try:
+            heading, *records = [json.loads(line) for line in lines[:-1]] or [{"heading": self.heading}]
+            found = [(_key(record["trial"]), record["measures"]) for record in records]
+            same = heading["heading"] == self.heading
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"study: {self.path} is not a file of trials; choose another folder with --out") from error
+        if not same:
+            raise UserError(f"study: {self.path} holds trials of another setting; choose another folder with --out")
+        yield from found
+
+
+class Study:
+    """Subclasses say what is tried (`experiment`), in which order (`script`), and what the paper claims."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    setting: ClassVar[str]  # in words, with what differs from the paper
+    sizes: ClassVar[Mapping[str, Any]]  # dataclasses; `small` needs no data and takes seconds
+    claims: ClassVar[Sequence[Claim]]
+
+    def experiment(self, size: Any, data: Path | None, plan: Plan) -> Experiment:
+        """A function that carries out one trial."""
+        raise NotImplementedError
+
+    def script(self, size: Any, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
+        """Ask for every trial the claims look at; returns the tuned learning rates."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        size: str = "default",
+        seeds: Iterable[int] = range(ENOUGH_SEEDS),
+        folder: Path = Path("runs/study"),
+        *,
+        data: Path | None = None,
+        device: str = "cpu",
+        say: Say = lambda _: None,
+    ) -> Results:
+        """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl` and `results.json` there."""
+        if size not in self.sizes:
+            raise unknown("study size", size, self.sizes)
+        if data is not None and not data.is_dir():
+            raise UserError(f"study: there is no data folder {data}")
+        chosen, plan, seeds = self.sizes[size], plan_for(device), list(seeds)
+        if not seeds:
+            raise UserError("study: no seeds; at least one is needed, and five for a verdict")
+        setting = {**asdict(chosen), "engine": {**asdict(plan), "torch": torch.__version__}}
+        heading = {"study": self.name, "size": size, **setting}
+        trials = Trials(folder / "trials.jsonl", heading, self.experiment(chosen, data, plan), say)
+        tuned = self.script(chosen, seeds, trials)
+        results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
+        results.save(folder / "results.json", self.judge(results))
+        return results
+
+    def read(self, folder: Path) -> Results:
+        """The results of a finished run."""
+        path = folder / "results.json"
+        if not path.is_file():
+            raise UserError(f"study: {folder} holds no results.json; the study has not been run to its end there")
+        results = Results.read(path)
+        if results.study != self.name:
+            raise UserError(f"study: {path} holds the results of {results.study}, not of {self.name}")
+        return results
+
+    def judge(self, results: Results) -> list[Judgement]:
+        return [claim.judge(results) for claim in self.claims]
+
+
+def plan_for(device: str) -> Plan:
+    """One thread on a CPU, so that the bits do not depend on the machine's cores; a large budget on a GPU."""
+    return Plan(threads=1) if device == "cpu" else Plan(device, precision="tf32", threads=1, memory_mib=16384)
+
+
+def _key(trial: Trial) -> str:
+    return json.dumps(trial, sort_keys=True)
