@@ -197,7 +197,8 @@ def test_own_things_by_dotted_name() -> None:
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_algorithm_by_name(name: str) -> None:
     """Options are found through inheritance, whichever module a field was declared in."""
-    experiment, _, complete = config.build(settings(algorithm={"name": name}))
+    required = {"deadline": 2.0} if name == "fedcs" else {}
+    experiment, _, complete = config.build(settings(algorithm={"name": name, **required}))
     assert type(experiment.algorithm) is registry.find("algorithm", name)
     assert complete["algorithm"]["name"] == name
     assert "local" in options_of(type(experiment.algorithm))
@@ -316,7 +317,9 @@ def test_complete_settings_say_everything() -> None:
         "lr": 0.1, "epochs": 1, "steps": None, "batch_size": 32, "batching": "epochs", "momentum": 0.0,
         "weight_decay": 0.0, "clip_norm": None,
     }  # fmt: skip
-    assert complete["algorithm"] == {"name": "fedavg", "server_lr": 1.0, "deadline": None, "retry": 1.0}
+    assert complete["algorithm"] == {
+        "name": "fedavg", "server_lr": 1.0, "deadline": None, "wait_for": None, "wait_for_crashed": False, "retry": 1.0,
+    }  # fmt: skip
     assert complete["devices"]["name"] == "fixed"
     assert complete["availability"] == {"name": "always"}
 

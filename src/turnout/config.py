@@ -116,6 +116,7 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
     for override in overrides or []:
         _override(settings, override)
+    _check_sampler(settings, overrides or [])
     for section in settings:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
@@ -135,6 +136,15 @@ def _override(settings: Settings, text: str) -> None:
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
     options[option] = parsed
+
+
+def _check_sampler(settings: Settings, overrides: list[str]) -> None:
+    """A sampler asked for on the command line must have a use; one in a file is for the algorithms that take one."""
+    name = settings.get("algorithm", {}).get("name")
+    if not isinstance(name, str) or not any(text.strip().startswith("sampler.") for text in overrides):
+        return
+    if "sampler" not in options_of(registry.find("algorithm", name)):
+        raise UserError(f"sampler: algorithm {name} decides by itself who is invited; leave the sampler out")
 
 
 def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:

@@ -101,7 +101,7 @@ def test_fedavg_that_invites_some() -> None:
 def test_bypass_by_hand() -> None:
     """bypass, quota 1 of 3; client 0 crashes in rounds 2 and 3.
 
-    Round 1: picks 0. Round 2: picks 1; 2 of round 1 comes through the bypass. Round 3: picks 2, for 1 was picked before;
+    Round 1: picks 0. Round 2: picks 1; 2 of round 1 comes through the bypass. Round 3: picks 2, as 1 was picked before;
     nothing through the bypass, as 2's of round 2 has been replaced. Round 4: picks 0, which had gone on from version 1;
     1 of round 3 comes through the bypass.
     """

@@ -19,7 +19,7 @@ from turnout.studies.study import UNDECIDED, Measures, Results
 # -- the studies ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", studies.names())
+@pytest.mark.parametrize("name", ["asynchronous_bias", "asynchronous_steps", "asynchronous_speed"])
 def test_the_small_size_runs_and_is_read_back(name: str, tmp_path: Path) -> None:
     study = studies.find(name)
     lines: list[str] = []

@@ -215,7 +215,7 @@ def test_differences_are_paired_within_a_seed(tmp_path: Path) -> None:
 
 
 def test_a_study_is_called_what_its_file_is_called() -> None:
-    assert studies.names() == ["asynchronous_bias", "asynchronous_speed", "asynchronous_steps"]
+    assert {"asynchronous_bias", "asynchronous_speed", "asynchronous_steps"} <= set(studies.names())
     for name in studies.names():
         study = studies.find(name)
         assert study.name == name

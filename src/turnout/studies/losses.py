@@ -5,6 +5,7 @@ Measures are `times` [E] and `losses` [E][clients]; an evaluation that a diverge
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 
@@ -104,7 +105,10 @@ def train(
         evaluation=Evaluation(rounds=None),
         observers=[losses],
     ).run()
-    return losses.measures()
+    measures = losses.measures()
+    del losses
+    gc.collect()  # a server refers to itself: the next trial wants its device memory back
+    return measures
 
 
 # -- what follows from the losses -----------------------------------------------------------------------------

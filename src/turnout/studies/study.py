@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -132,8 +133,9 @@ class Claim:
 class Trials:
     """Carries out each trial once. Finished ones are lines of a file, and are read back by the next run."""
 
-    def __init__(self, path: Path, heading: dict[str, Any], experiment: Experiment, say: Say) -> None:
+    def __init__(self, path: Path, heading: dict[str, Any], experiment: Experiment, say: Say, workers: int = 1) -> None:
         self.path, self.heading, self._experiment, self._say = path, json.loads(as_json_text(heading)), experiment, say
+        self.workers = workers
         self._done = dict(self._read())
         self._asked: dict[str, tuple[Trial, Measures]] = {}
 
@@ -147,6 +149,20 @@ class Trials:
             self._say(f"{words}: {time.perf_counter() - started:.1f} s")
         self._asked[key] = trial, self._done[key]
         return self._done[key]
+
+    def ahead(self, trials: Iterable[Trial]) -> None:
+        """Carry out these trials, which do not depend on each other, in as many processes as there are workers."""
+        missing = [trial for trial in trials if _key(trial) not in self._done]
+        if self.workers == 1 or len(missing) < 2:
+            return
+        started = time.perf_counter()
+        global _experiment  # processes are forked: they find it there
+        _experiment = self._experiment
+        with multiprocessing.get_context("fork").Pool(self.workers) as pool:
+            for trial, measures in pool.imap_unordered(_carry_out, missing):
+                self._done[_key(trial)] = measures
+                self._append(_key(trial), measures)
+        self._say(f"{len(missing)} trials by {self.workers} processes: {time.perf_counter() - started:.1f} s")
 
     @property
     def asked(self) -> list[tuple[Trial, Measures]]:
@@ -203,9 +219,13 @@ class Study:
         *,
         data: Path | None = None,
         device: str = "cpu",
+        workers: int = 1,
         say: Say = lambda _: None,
     ) -> Results:
-        """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl` and `results.json` there."""
+        """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl` and `results.json` there.
+
+        With several `workers` on a CPU, trials that do not depend on each other run at once; the results are the same.
+        """
         if size not in self.sizes:
             raise unknown("study size", size, self.sizes)
         if data is not None and not data.is_dir():
@@ -215,7 +235,9 @@ class Study:
             raise UserError("study: no seeds; at least one is needed, and five for a verdict")
         setting = {**asdict(chosen), "engine": {**asdict(plan), "torch": torch.__version__}}
         heading = {"study": self.name, "size": size, **setting}
-        trials = Trials(folder / "trials.jsonl", heading, self.experiment(chosen, data, plan), say)
+        if workers < 1 or (workers > 1 and device != "cpu"):
+            raise UserError(f"study: {workers} workers; it must be at least 1, and 1 on a device")
+        trials = Trials(folder / "trials.jsonl", heading, self.experiment(chosen, data, plan), say, workers)
         tuned = self.script(chosen, seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
         results.save(folder / "results.json", self.judge(results))
@@ -238,6 +260,14 @@ class Study:
 def plan_for(device: str) -> Plan:
     """One thread on a CPU, so that the bits do not depend on the machine's cores; a large budget on a GPU."""
     return Plan(threads=1) if device == "cpu" else Plan(device, precision="tf32", threads=1, memory_mib=16384)
+
+
+_experiment: Experiment | None = None  # what a worker carries out
+
+
+def _carry_out(trial: Trial) -> tuple[Trial, Measures]:
+    assert _experiment is not None
+    return trial, json.loads(as_json_text(_experiment(trial)))
 
 
 def _key(trial: Trial) -> str:
