@@ -108,7 +108,8 @@ def test_a_diverged_run_counts_as_useless() -> None:
     algorithm = AsyncFedAvg(LocalSGD(1e30, steps=1))
     measures = {"times": [0.1, 1.0, 2.0, 3.0], "losses": _seen(algorithm, 0, [0.1, 1.0, 2.0, 3.0]).tolist()}
     assert losses.federated(measures)[0] == pytest.approx(0.5)
-    assert losses.federated(measures)[-1] == losses.USELESS
+    assert not math.isfinite(losses.late_loss(measures))
+    assert losses.bounded_loss(measures) == losses.USELESS
 
 
 MEASURES: Measures = {"times": [1.0, 2.0], "losses": [[1.0, 3.0], [0.5, None]]}
@@ -116,10 +117,16 @@ MEASURES: Measures = {"times": [1.0, 2.0], "losses": [[1.0, 3.0], [0.5, None]]}
 
 def test_federated_loss_and_spread() -> None:
     weights = np.array([0.75, 0.25])
-    assert losses.federated(MEASURES) == pytest.approx([2.0, losses.USELESS])
+    assert losses.federated(MEASURES) == pytest.approx([2.0, math.nan], nan_ok=True)
     assert losses.federated(MEASURES, weights)[0] == pytest.approx(1.5)
     assert losses.spread(MEASURES)[0] == pytest.approx(1.0)
     assert losses.spread(MEASURES, weights)[0] == pytest.approx(math.sqrt(0.75 * 0.25 + 0.25 * 2.25))
+
+
+def test_a_useless_model_is_bounded_only_for_comparing_learning_rates() -> None:
+    measures = {"times": [1.0], "losses": [[100.0, 200.0]]}
+    assert losses.late_loss(measures) == 150
+    assert losses.bounded_loss(measures) == losses.USELESS
 
 
 def test_unrest_does_not_count_steady_progress() -> None:

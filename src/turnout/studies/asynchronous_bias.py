@@ -21,7 +21,7 @@ from turnout.models import linear
 from turnout.population import devices
 from turnout.random import FloatArray
 from turnout.studies.images import cifar10_shrunk, mnist_flat, small_digits
-from turnout.studies.losses import climb, early, federated, federation, late, late_loss, spread, train
+from turnout.studies.losses import bounded_loss, climb, early, federated, federation, late, late_loss, spread, train
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
 
 IDENTICAL, TIME_BASED = "naive", "unbiased"
@@ -160,7 +160,7 @@ Other than in the source: 400 units of virtual time instead of 200,000; CIFAR-10
         for task in TASKS:
 
             def loss(lr: float, task: str = task) -> float:
-                return late_loss(trials(task=task, rule=IDENTICAL, lr=lr, seed=seeds[0]))
+                return bounded_loss(trials(task=task, rule=IDENTICAL, lr=lr, seed=seeds[0]))
 
             tuned[task] = climb(loss, size.first_rate)
             for seed in seeds:

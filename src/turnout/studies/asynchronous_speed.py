@@ -27,7 +27,7 @@ from turnout.population.population import Population
 from turnout.random import FloatArray
 from turnout.sampling.full import Full
 from turnout.studies.images import cifar10_subset, small_digits
-from turnout.studies.losses import climb, federation, late_loss, train, unrest
+from turnout.studies.losses import bounded_loss, climb, federation, train, unrest
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
 
 SCENARIOS = {"F0": 0, "F80": 80}
@@ -61,21 +61,22 @@ def scheme(name: str, local: LocalSGD, size: Size) -> Algorithm:
 # -- claims ---------------------------------------------------------------------------------------------------
 
 Values = Callable[[Results], FloatArray]
+Quantity = Callable[[Measures], float]
 
 
-def _tuned(results: Results, scenario: str, name: str, quantity: Callable[[Measures], float] = late_loss) -> FloatArray:
+def _tuned(results: Results, scenario: str, name: str, quantity: Quantity = bounded_loss) -> FloatArray:
     lr = results.tuned[f"{scenario} {name}"]
     return results.each(quantity, scenario=scenario, scheme=name, lr=lr)
 
 
-def advantage(scenario: str, better: str, worse: str, quantity: Callable[[Measures], float] = late_loss) -> Values:
+def advantage(scenario: str, better: str, worse: str, quantity: Quantity = bounded_loss) -> Values:
     """How much lower the quantity is, a number a seed, each scheme at its own learning rate."""
     return lambda results: _tuned(results, scenario, worse, quantity) - _tuned(results, scenario, better, quantity)
 
 
 def _at(results: Results, lr: float) -> dict[str, FloatArray]:
     """The loss of every scheme under F80 at one learning rate."""
-    return {name: results.each(late_loss, scenario="F80", scheme=name, lr=lr) for name in SCHEMES}
+    return {name: results.each(bounded_loss, scenario="F80", scheme=name, lr=lr) for name in SCHEMES}
 
 
 def _small_rate_async(results: Results) -> FloatArray:
@@ -95,7 +96,7 @@ def _large_rate(results: Results) -> FloatArray:
 
 def _sync_at_small_rate(results: Results) -> FloatArray:
     lr = results.tuned["F80 async"]
-    return results.each(late_loss, scenario="F80", scheme=SYNC, lr=lr) - _tuned(results, "F80", SYNC)
+    return results.each(bounded_loss, scenario="F80", scheme=SYNC, lr=lr) - _tuned(results, "F80", SYNC)
 
 
 LOSS = "late federated loss, {} minus {}, each at its own learning rate"
@@ -208,7 +209,7 @@ M = 20 only; no Shakespeare. Meant for a CUDA device."""
             for name in SCHEMES:
 
                 def loss(lr: float, scenario: str = scenario, name: str = name) -> float:
-                    return late_loss(trials(scenario=scenario, scheme=name, lr=lr, seed=seeds[0]))
+                    return bounded_loss(trials(scenario=scenario, scheme=name, lr=lr, seed=seeds[0]))
 
                 tuned[f"{scenario} {name}"] = climb(loss, size.first_rates[name])
         for seed in seeds:

@@ -20,7 +20,7 @@ from turnout.local.sgd import LocalSGD
 from turnout.models import linear
 from turnout.random import FloatArray
 from turnout.studies.images import cifar10_shrunk, small_digits
-from turnout.studies.losses import climb, federation, late_loss, train, unrest
+from turnout.studies.losses import bounded_loss, climb, federation, late_loss, train, unrest
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
 
 RULES = {"IDENTICAL": "naive", "TIME-BASED": "unbiased"}
@@ -144,7 +144,7 @@ Other than in the source: logistic regression on images shrunk to 3 x 16 x 16 in
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
         def loss(lr: float) -> float:
-            return late_loss(trials(rule=RULES["IDENTICAL"], steps=1, lr=lr, seed=seeds[0]))
+            return bounded_loss(trials(rule=RULES["IDENTICAL"], steps=1, lr=lr, seed=seeds[0]))
 
         tuned = climb(loss, size.first_rate)
         for steps in STEPS:

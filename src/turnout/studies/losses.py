@@ -115,9 +115,8 @@ def train(
 
 
 def federated(measures: Measures, weights: FloatArray | None = None) -> FloatArray:
-    """`[E]` sum of weight_i L_i, equal weights by default; a useless model is not told from a worse one."""
-    curve = np.average(_losses(measures), axis=1, weights=weights)
-    return np.minimum(np.where(np.isfinite(curve), curve, USELESS), USELESS)
+    """`[E]` sum of weight_i L_i, equal weights by default; NaN once diverged."""
+    return np.asarray(np.average(_losses(measures), axis=1, weights=weights))
 
 
 def spread(measures: Measures, weights: FloatArray | None = None) -> FloatArray:
@@ -142,8 +141,14 @@ def early(curve: FloatArray) -> float:
 
 
 def late_loss(measures: Measures) -> float:
-    """The federated loss at the end: what learning rates are tuned for."""
+    """The federated loss at the end; NaN once diverged."""
     return late(federated(measures))
+
+
+def bounded_loss(measures: Measures) -> float:
+    """The same for comparing learning rates: a diverged or useless model is not told from a worse one."""
+    loss = late_loss(measures)
+    return min(loss, USELESS) if math.isfinite(loss) else USELESS
 
 
 def unrest(measures: Measures) -> float:
