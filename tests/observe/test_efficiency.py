@@ -264,7 +264,6 @@ def test_history_has_the_columns(tmp_path: Path) -> None:
     assert ended.efficiency["work_assigned"] == rounds["work_assigned"][1:].sum() == rounds["invited"].sum()
 
 
-@pytest.mark.xfail(strict=True, reason="the segment of round 0 has no such columns, and the first one sets the schema")
 def test_history_on_disk_has_the_columns_in_one_line(tmp_path: Path) -> None:
     """The folder read as one table, as pandas.read_parquet does."""
     experiment = Experiment(

@@ -205,8 +205,8 @@ def test_history_without_jobs() -> None:
 def test_columns_that_come_later() -> None:
     """A column new to the table is missing, not wrong, in the rows before."""
     table = Table(None)
-    table.append({"round": [0, 1], "loss": [2.0, 1.0]})
-    table.append({"round": [2], "accuracy": [0.5]})
+    table.append(("round", "loss"), [(0, 2.0), (1, 1.0)])
+    table.append(("round", "accuracy"), [(2, 0.5)])
     read = table.read()
     assert read["round"].tolist() == [0, 1, 2]
     assert np.isnan(read["loss"]).tolist() == [False, False, True]
@@ -217,12 +217,12 @@ def test_cut_back(tmp_path: Path) -> None:
     """What was written after the checkpoint is forgotten, on disk too."""
     table = Table(tmp_path / "t")
     for number in range(3):
-        table.append({"round": [number]})
+        table.append(("round",), [(number,)])
         table.flush()
     table.cut_back(table.segments[:1])
     assert table.read()["round"].tolist() == [0]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["000000.parquet"]
-    table.append({"round": [7]})
+    table.append(("round",), [(7,)])
     table.flush()
     assert table.read()["round"].tolist() == [0, 7]
 

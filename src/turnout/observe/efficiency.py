@@ -37,6 +37,8 @@ def _variance(values: list[int]) -> float:
 class Efficiency(Observer):
     """Adds its columns to every round; `findings` sums them up."""
 
+    columns = (*_MEANS, "work_assigned", "work_lost")
+
     def __init__(self) -> None:
         self._rounds, self._closed_at = 0, 0.0
         self._totals = dict.fromkeys((*_MEANS, *_SUMS, "finished_seconds", "forced_seconds"), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ _COUNTS = {
     "round", "invited", "arrived", "failed", "cancelled", "used", "heard", "bytes_down", "bytes_up", "staleness_max",
     "client", "job", "version", "staleness", "samples", "steps",
 }  # fmt: skip
+_JOB_COLUMNS = (
+    "round", "client", "job", "outcome", "weight", "version", "staleness", "sent_at", "ended_at", "samples", "steps",
+    "progress", "download_seconds", "compute_seconds", "upload_seconds", "bytes_down", "bytes_up",
+)  # fmt: skip
 _FLUSH_ROWS = 50_000
 
 
@@ -30,25 +35,25 @@ class Table:
         self.rows = 0
         self.segments: list[str] = []
         self._columns: dict[str, list[Any]] = {}
-        self._new: list[dict[str, list[Any]]] = []  # appended, not yet in the columns
+        self._new: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = []  # names and rows, not yet in the columns
 
-    def append(self, columns: dict[str, list[Any]]) -> None:
-        """Add rows: equal-length lists by column. A column new to the table is empty in the rows before."""
-        self._new.append(columns)
-        self.rows += len(next(iter(columns.values())))
+    def append(self, names: Sequence[str], rows: list[tuple[Any, ...]]) -> None:
+        """Add rows. A column new to the table is empty in the rows before."""
+        self._new.append((names, rows))
+        self.rows += len(rows)
 
     @property
     def columns(self) -> dict[str, list[Any]]:
         """The rows in memory."""
         done = len(next(iter(self._columns.values()), []))
-        for block in self._new:
-            count = len(next(iter(block.values())))
-            for name in block:
+        for names, rows in self._new:
+            block = dict(zip(names, zip(*rows, strict=True), strict=True))
+            for name in names:
                 if name not in self._columns:
                     self._columns[name] = [None] * done
             for name, values in self._columns.items():
-                values.extend(block.get(name) or [None] * count)
-            done += count
+                values.extend(block[name] if name in block else [None] * len(rows))
+            done += len(rows)
         self._new = []
         return self._columns
 
@@ -118,7 +123,8 @@ class History(Observer):
 
     def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
         if not server.begun:
-            self._append_round(Round(0, 0.0, measures=measures))
+            added = {name: 0.0 for observer in server.observers for name in observer.columns}
+            self._append_round(Round(0, 0.0, added, measures=measures))
 
     def on_round(self, server: Server, record: Round) -> None:
         self._append_round(record)
@@ -127,31 +133,27 @@ class History(Observer):
 
     def _append_round(self, record: Round) -> None:
         row = {"round": record.number, "time": record.time, **NO_FACTS, **record.facts, **record.measures}
-        self.rounds.append({name: [value] for name, value in row.items()})
+        self.rounds.append(tuple(row), [tuple(row.values())])
 
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None
-        jobs, ticks = record.jobs, server.population.ticks_per_second
-        fresh = [not job.logged for job in jobs]  # a job that is in the table already costs nothing more
-        columns: dict[str, list[Any]] = {
-            "round": [record.number] * len(jobs),
-            "client": [job.client for job in jobs],
-            "job": [job.number for job in jobs],
-            "outcome": [job.outcome if new else "used_later" for job, new in zip(jobs, fresh, strict=True)],
-            "weight": record.weights.tolist(),
-            "version": [job.version for job in jobs],
-            "staleness": record.staleness.tolist(),
-            "sent_at": [job.sent_at / ticks for job in jobs],
-            "ended_at": [job.ends_at / ticks for job in jobs],
-            "samples": [job.samples for job in jobs],
-            "steps": [job.steps for job in jobs],
-            "progress": [job.progress for job in jobs],
-        }
-        for place, name in enumerate(("download_seconds", "compute_seconds", "upload_seconds")):
-            columns[name] = [job.seconds[place] * new for job, new in zip(jobs, fresh, strict=True)]
-        for place, name in enumerate(("bytes_down", "bytes_up")):
-            columns[name] = [job.bytes[place] * new for job, new in zip(jobs, fresh, strict=True)]
-        self.jobs.append(columns)
+        ticks, number = server.population.ticks_per_second, record.number
+        rows = []
+        for job, weight, staleness in zip(record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True):
+            new = not job.logged  # a job that is in the table already costs nothing more
+            what = (
+                number,
+                job.client,
+                job.number,
+                job.outcome if new else "used_later",
+                weight,
+                job.version,
+                staleness,
+            )
+            when = (job.sent_at / ticks, job.ends_at / ticks, job.samples, job.steps, job.progress)
+            costs = (*job.seconds, *job.bytes) if new else (0.0, 0.0, 0.0, 0, 0)
+            rows.append((*what, *when, *costs))
+        self.jobs.append(_JOB_COLUMNS, rows)
         if self.jobs.rows > _FLUSH_ROWS:
             self.jobs.flush()
 

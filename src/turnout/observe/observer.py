@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,8 @@ class Round:
 
 class Observer:
     """Override what you need. State that must survive a crash goes through `save` and `load`."""
+
+    columns: ClassVar[tuple[str, ...]] = ()  # what it adds to a round's facts, for the history
 
     def on_start(self, server: Server) -> None: ...
 

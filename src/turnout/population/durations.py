@@ -69,8 +69,8 @@ class Durations:
 
     @property
     def speed(self) -> FloatArray:
-        """`[N]` steps a second."""
-        return self.steps / np.maximum(self.mean - self.down - self.up, 1e-12)
+        """`[N]` samples a second."""
+        return self.samples / np.maximum(self.mean - self.down - self.up, 1e-12)
 
     def mean_windows(self, window: float) -> FloatArray:
         """`[N]` E[ceil(T_i / window)]: the windows a job takes. An end exactly at a close counts for that window.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,7 @@ class Server:
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
         self.optimiser = algorithm.optimiser()
+        self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
         self.store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self.model = self.task.initial.clone()
         self.version = 0
@@ -198,8 +199,8 @@ class Server:
     def step(self, updates: Updates, weights: ArrayLike) -> Updates:
         """The law: move the model by the weighted sum of differences. Returns the updates that counted."""
         weights = self._checked(updates, weights)
-        names = [job.name for job in updates.jobs]
-        if len(set(names)) < len(names) or any(job.used for job in updates.jobs):
+        names = {job.name for job in updates.jobs}
+        if len(names) < len(updates) or any(job.used for job in updates.jobs):
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         applied = self._apply(updates, weights)
         for job in updates.jobs:
@@ -216,7 +217,7 @@ class Server:
         if not len(updates):
             self.log("empty_round")
             return True
-        optimiser = copy.copy(self.optimiser)
+        optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
         model = optimiser.step(self.model, updates.weighted_sum(weights))
         if not _finite(model):
             return False

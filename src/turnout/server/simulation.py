@@ -75,7 +75,8 @@ class Simulation(Server):
         if not len(ids):
             return
         self._check_invited(ids)
-        self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
+        if self._unsettled:
+            self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         work, options = _split(work, len(ids))
         jobs = self._new_jobs(ids, work, options, model, hold, again)
         self._busy[ids] = True
@@ -398,7 +399,8 @@ class Simulation(Server):
         if self._trained:
             self._compact()
             self._trained = False
-        self._train(list(self._unsettled.values()))
+        if self._unsettled:
+            self._train(list(self._unsettled.values()))
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -454,16 +456,15 @@ class Simulation(Server):
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
     options = {}
-    for part in fields(work):
-        value = getattr(work, part.name)
+    for name, value in vars(work).items():
         if isinstance(value, np.ndarray):
             if value.shape != (count,):
-                raise UserError(f"local.{part.name}: {value.size} values for {count} invited clients")
-            options[part.name] = np.asarray(value, np.float64)
+                raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
+            options[name] = np.asarray(value, np.float64)
     for name in ("batch_size", "batching"):
         if name in options:
             raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
-    return work.bind(dict.fromkeys(options, 0)), options
+    return (work.bind(dict.fromkeys(options, 0)) if options else work), options
 
 
 def _signature(work: LocalSGD) -> tuple[Any, ...]:

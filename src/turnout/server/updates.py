@@ -200,6 +200,8 @@ class Updates:
     def weighted_sum(self, weights: ArrayLike, name: str = "delta") -> Tensor:
         """`sum_i weights[i] * row_i`, block by block without gathering rows."""
         weights = np.asarray(weights, np.float64)
+        if len(self.jobs) == 1 and (result := self.jobs[0].result) is not None and not self.jobs[0].hold:
+            return result[0][name][result[1]] * float(weights[0])
         total: Tensor | None = None
         for block, there, rows in self._blocks():
             values = block[name]

@@ -1,0 +1,131 @@
+"""What asynchrony costs: client updates a second of asynchronous against synchronous FedAvg, and of bare schedules.
+
+    python benchmarks/asynchrony.py                       # W3, W3-mlp and W2, 100 clients, F80
+    python benchmarks/asynchrony.py --workload W3-mlp --json
+
+Both train the same population with the same model in one process, one after the other, full rounds with history and
+audit, evaluation off. The first updates (two of every client) are not counted. A schedule has no model at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+import turnout
+from turnout import (
+    Algorithm,
+    AsyncFedAvg,
+    Evaluation,
+    Experiment,
+    FedAvg,
+    FedBuff,
+    FedFix,
+    Full,
+    LocalSGD,
+    Observer,
+    Plan,
+    Population,
+    Ragged,
+    Stopping,
+    Task,
+    devices,
+)
+from turnout.observe.observer import Round
+from workloads import WORKLOADS, Workload
+
+CLIENTS = 100
+
+
+class Pace(Observer):
+    """Updates a second, after the first of them."""
+
+    def __init__(self, skip: int) -> None:
+        self.skip, self.seen, self.counted = skip, 0, 0
+        self.begun = self.ended = 0.0
+
+    def on_round(self, server: turnout.Server, record: Round) -> None:
+        self.ended = time.perf_counter()
+        used = int(record.facts["used"])
+        if self.seen >= self.skip:
+            self.counted += used
+        else:
+            self.begun = self.ended
+        self.seen += used
+
+    @property
+    def updates_a_second(self) -> float:
+        return self.counted / (self.ended - self.begun)
+
+
+def people(workload: Workload) -> Population:
+    per, count = workload.samples_per_client, workload.samples_per_client * CLIENTS
+    rows = Ragged(np.arange(CLIENTS + 1) * per, np.arange(count))
+    return Population(workload.inputs[:count], workload.targets[:count], rows, devices=devices.fx(80, CLIENTS))
+
+
+def pace(workload: Workload, algorithm: Algorithm, updates: int, threads: int) -> float:
+    watch = Pace(2 * CLIENTS)
+    rounds = updates // CLIENTS if isinstance(algorithm, FedAvg) else updates
+    turnout.execute(
+        Experiment(
+            Task(workload.model),
+            people(workload),
+            algorithm,
+            stopping=Stopping(rounds),
+            evaluation=Evaluation(rounds=None, clients=1),
+            plan=Plan(threads=threads),
+        ),
+        observers=[watch],
+    )
+    return watch.updates_a_second
+
+
+def compare(workload: Workload, updates: int, threads: int) -> dict[str, float]:
+    local = LocalSGD(workload.lr, workload.epochs, batch_size=workload.batch)
+    sync = pace(workload, FedAvg(local, Full()), updates, threads)
+    asynchronous = pace(workload, AsyncFedAvg(local), updates, threads)
+    return {"sync": sync, "async": asynchronous, "ratio": asynchronous / sync}
+
+
+def schedules(events: int) -> dict[str, float]:
+    """Arrivals a second on one core."""
+    local = LocalSGD(0.1)
+    everybody = people(WORKLOADS["W2"])
+    paces = {}
+    for name, algorithm in (
+        ("async_fedavg", AsyncFedAvg(local)),
+        ("fedbuff restart 10", FedBuff(local, buffer_size=10, mode="restart")),
+        ("fedbuff wait 10", FedBuff(local, buffer_size=10)),
+        ("fedfix 0.1", FedFix(local, window=0.1)),
+    ):
+        started = time.perf_counter()
+        rows = turnout.schedule(algorithm, everybody, seconds=events / 202)  # F80 brings 202 arrivals a second
+        paces[name] = len(rows) / (time.perf_counter() - started)
+    return paces
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    names = arguments.workload or ["W3", "W3-mlp", "W2"]
+    found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads) for name in names}
+    bare = schedules(200_000)
+    if arguments.json:
+        print(json.dumps({"updates_a_second": found, "schedule_arrivals_a_second": bare}, indent=2))
+        return
+    for name, row in found.items():
+        print(f"{name:8} sync {row['sync']:8.0f}  async {row['async']:8.0f} updates a second  {row['ratio']:5.2f} x")
+    for name, arrivals in bare.items():
+        print(f"schedule {name:20} {arrivals:10,.0f} arrivals a second")
+
+
+if __name__ == "__main__":
+    main()
