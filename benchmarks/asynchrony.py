@@ -3,14 +3,16 @@
     python benchmarks/asynchrony.py                       # W3, W3-mlp and W2, 100 clients, F80
     python benchmarks/asynchrony.py --workload W3-mlp --json
 
-Both train the same population with the same model in one process, one after the other, full rounds with history and
-audit, evaluation off. The first updates (two of every client) are not counted. A schedule has no model at all.
+Both train the same population with the same model in one process, taking turns, full rounds with history and audit,
+evaluation off; medians over the turns. The first updates (two of every client) are not counted. A schedule has no
+model at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 
 import numpy as np
@@ -84,11 +86,22 @@ def pace(workload: Workload, algorithm: Algorithm, updates: int, threads: int) -
     return watch.updates_a_second
 
 
-def compare(workload: Workload, updates: int, threads: int) -> dict[str, float]:
+def compare(workload: Workload, updates: int, threads: int, repeats: int) -> dict[str, float]:
+    """Medians over repetitions, the two taking turns."""
     local = LocalSGD(workload.lr, workload.epochs, batch_size=workload.batch)
-    sync = pace(workload, FedAvg(local, Full()), updates, threads)
-    asynchronous = pace(workload, AsyncFedAvg(local), updates, threads)
-    return {"sync": sync, "async": asynchronous, "ratio": asynchronous / sync}
+    turns = [
+        [pace(workload, algorithm, updates, threads) for algorithm in (FedAvg(local, Full()), AsyncFedAvg(local))]
+        for _ in range(repeats)
+    ]
+    sync, asynchronous = (statistics.median(side) for side in zip(*turns, strict=True))
+    ratios = sorted(second / first for first, second in turns)
+    return {
+        "sync": sync,
+        "async": asynchronous,
+        "ratio": statistics.median(ratios),
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+    }
 
 
 def schedules(events: int) -> dict[str, float]:
@@ -112,17 +125,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
     parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     names = arguments.workload or ["W3", "W3-mlp", "W2"]
-    found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads) for name in names}
+    found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads, arguments.repeats) for name in names}
     bare = schedules(200_000)
     if arguments.json:
         print(json.dumps({"updates_a_second": found, "schedule_arrivals_a_second": bare}, indent=2))
         return
     for name, row in found.items():
-        print(f"{name:8} sync {row['sync']:8.0f}  async {row['async']:8.0f} updates a second  {row['ratio']:5.2f} x")
+        spread = f"{row['ratio_min']:.2f} to {row['ratio_max']:.2f}"
+        print(f"{name:8} {row['sync']:8.0f} {row['async']:8.0f} updates a second  {row['ratio']:5.2f} x ({spread})")
     for name, arrivals in bare.items():
         print(f"schedule {name:20} {arrivals:10,.0f} arrivals a second")
 

@@ -57,8 +57,8 @@ def descend(task: Task, layers: Named, lr: float | Tensor, batch: Batch) -> None
 
 def run_cohort(
     task: Task, received: Tensor, lr: float | Tensor, batches: Iterator[Batch], graphs: Graphs | None = None
-) -> Tensor:
-    """Parameters `[C, P]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`.
+) -> Named:
+    """Layers `[C, ...]` after all steps; a batch is that of the first so many clients, `lr` a number or `[C]`.
 
     With `graphs`, steps of the whole cohort are replayed from a captured one.
     """
@@ -76,7 +76,17 @@ def run_cohort(
         else:
             active = {name: value[:clients] for name, value in layers.items()}
             descend(task, active, lr[:clients] if isinstance(lr, Tensor) else lr, batch)
-    return torch.cat([layers[name].flatten(1) for name in task.layout.names], dim=1)
+    return layers
+
+
+def difference(task: Task, layers: Named, received: Tensor) -> Tensor:
+    """`[C, P]` what the layers have moved by."""
+    moved = received.new_empty(received.shape)
+    for name, part, start in zip(
+        task.layout.names, *(torch.split(flat, task.layout.sizes, dim=1) for flat in (moved, received)), strict=True
+    ):
+        torch.sub(layers[name].flatten(1), start, out=part)
+    return moved
 
 
 def run_client(task: Task, received: Tensor, lr: float, batches: Iterator[Batch]) -> Tensor:

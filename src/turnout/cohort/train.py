@@ -159,6 +159,8 @@ class Cohort:
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
         if len(jobs.models) == 1:
             received = jobs.models.expand(len(steps), -1)
+        elif np.array_equal(jobs.received, np.arange(len(jobs.models))):  # everybody has a version of his own
+            received = jobs.models
         else:
             received = jobs.models[torch.as_tensor(jobs.received, device=device)]
 
@@ -191,8 +193,9 @@ class Cohort:
         if plain_sgd.applies(work, options):
             together = int(steps[-1])  # steps of the whole cohort
             graphs = self._graphs if together >= WORTH_STEPS else None
-            params = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches(), graphs)
-            return {"delta": params - received}, {}, {"params": params} if keep else {}
+            layers = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches(), graphs)
+            delta = plain_sgd.difference(task, layers, received)
+            return {"delta": delta}, {}, {"params": received + delta} if keep else {}
         params, carry = vmap(start)(options, received, jobs.state, local)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options

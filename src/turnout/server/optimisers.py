@@ -21,7 +21,7 @@ class Gradient:
     lr: float = 1.0
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
-        return model + change.mul(self.lr)
+        return torch.add(model, change, alpha=self.lr)
 
 
 @dataclass
