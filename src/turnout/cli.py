@@ -154,6 +154,18 @@ def _show_summary(folder: Path, summary: dict[str, Any]) -> None:
         table.add_row(name.replace("_", " "), f"{measures[name]:.4f}", "", "", "")
     out.print(table)
     _show_audit(audit, summary["clients"])
+    if "efficiency" in summary:
+        _show_efficiency(summary["efficiency"])
+
+
+def _show_efficiency(found: dict[str, float]) -> None:
+    table = Table(show_header=False, title="How the clients' work was used", title_justify="left")
+    table.add_row("a round takes", duration(found["round_seconds"]))
+    table.add_row("updates used, a client and round", f"{found['eur_with_bypass']:.3f}")
+    table.add_row("models sent, a client and round", f"{found['sync_ratio']:.3f}")
+    table.add_row("work lost", f"{found['futility']:.1%} of {found['work_assigned']:.0f} jobs")
+    table.add_row("traffic down, up", f"{found['bytes_down'] / 1e6:.4g} MB, {found['bytes_up'] / 1e6:.4g} MB")
+    out.print(table)
 
 
 def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.studies import safa_time
 from turnout.studies.safa_tables import ACCURACIES, CRASH_RATES, FRACTIONS
-from turnout.studies.safa_time import cells
+from turnout.studies.safa_time import cells, whole_grid
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
 from turnout.task import Task
 
@@ -224,12 +223,7 @@ class SafaTraining(Study):
         return carry_out
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        grid = product(seeds, size.tasks, size.crash_rates, size.fractions, SCHEMES)
-        names = ("seed", "task", "crash", "fraction", "scheme")
-        every: list[Trial] = [dict(zip(names, values, strict=True)) for values in grid]
-        trials.ahead(every)
-        for trial in every:
-            trials(**trial)
+        whole_grid(seeds, size.tasks, size.crash_rates, size.fractions, SCHEMES, trials)
         return {}
 
 

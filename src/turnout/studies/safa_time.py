@@ -140,6 +140,23 @@ def _over_fedavg(results: Results) -> FloatArray:
     return np.asarray(difference.min(axis=(1, 2)))
 
 
+def whole_grid(
+    seeds: Sequence[int],
+    tasks: Sequence[str],
+    crash_rates: Sequence[float],
+    fractions: Sequence[float],
+    schemes: Sequence[str],
+    trials: Trials,
+) -> None:
+    """Ask for every cell of the tables."""
+    names = ("seed", "task", "crash", "fraction", "scheme")
+    grid = product(seeds, tasks, crash_rates, fractions, schemes)
+    every: list[Trial] = [dict(zip(names, values, strict=True)) for values in grid]
+    trials.ahead(every)
+    for trial in every:
+        trials(**trial)
+
+
 CLAIMS = (
     Claim(
         "rounds against FedAvg, task 2",
@@ -260,12 +277,7 @@ inflated by (rounds + 1) / 2."""
         return carry_out
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        grid = product(seeds, size.tasks, size.crash_rates, size.fractions, SCHEMES)
-        names = ("seed", "task", "crash", "fraction", "scheme")
-        every: list[Trial] = [dict(zip(names, values, strict=True)) for values in grid]
-        trials.ahead(every)
-        for trial in every:
-            trials(**trial)
+        whole_grid(seeds, size.tasks, size.crash_rates, size.fractions, SCHEMES, trials)
         return {}
 
 
