@@ -60,6 +60,7 @@ class FedAvg(Algorithm):
             if self.wait_for_crashed and len(updates) < enough:
                 server.wait(of=[], seconds=max(0.0, close - server.now))
             server.cancel(chosen.clients)
+            self.sampler.observe(updates)
             self.aggregate(server, updates, chosen)
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:

@@ -13,6 +13,7 @@ from turnout.errors import UserError
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.updates import Updates
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -38,6 +39,9 @@ class Sampler:
     def sample(self, server: Server) -> Selection:
         raise NotImplementedError
 
+    def observe(self, updates: Updates) -> None:
+        """What came back from the clients invited; for schemes that learn from it."""
+
     @staticmethod
     def key(server: Server) -> IntArray:
         return random.key(server.seed, "sampling", server.version)
@@ -59,3 +63,39 @@ class Subset(Sampler):
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         """Weights of the drawn clients, from their importance and n."""
         raise NotImplementedError
+
+
+@dataclass
+class Independent(Sampler):
+    """Each client by a coin of its own: with probability q_i it is invited, with weight p_i / q_i. Unbiased; the
+    weights sum to 1 only on average, and a round may be empty. Subclasses say q."""
+
+    clients_per_round: int = 10  # m, on average
+
+    def probabilities(self, importance: FloatArray) -> FloatArray:
+        """`[n]` q_i of the clients that matter."""
+        raise NotImplementedError
+
+    def sample(self, server: Server) -> Selection:
+        if self.clients_per_round < 1:
+            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        matter = np.flatnonzero(server.importance)
+        importance = server.importance[matter]
+        chance = self.probabilities(importance)
+        coins = random.uniform(random.key(server.seed, "sampling coin", server.version, matter), 1)[:, 0]
+        drawn = coins < chance
+        drawn[drawn] = server.online().contains(matter[drawn])
+        return Selection(matter[drawn], importance[drawn] / chance[drawn])
+
+
+def water_fill(sizes: FloatArray, total: float) -> FloatArray:
+    """`min(1, c * sizes)` with c such that they sum to `total`: probabilities in proportion, none above 1."""
+    filled = np.zeros(len(sizes), bool)
+    while True:
+        rest = sizes[~filled].sum()
+        scale = (total - filled.sum()) / rest if rest > 0 else 0.0
+        chance = np.where(filled, 1.0, scale * sizes)
+        above = (chance > 1) & ~filled
+        if not above.any():
+            return chance
+        filled |= above

@@ -1,0 +1,23 @@
+"""Binomial sampling: everybody with the same probability.
+
+Fraboni's thesis, section 2.3 and appendix A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnout.errors import UserError
+from turnout.sampling.sampler import FloatArray, Independent
+
+
+@dataclass
+class Binomial(Independent):
+    """q_i = m / n, so omega_i = (n / m) p_i for whoever is drawn."""
+
+    def probabilities(self, importance: FloatArray) -> FloatArray:
+        if self.clients_per_round > len(importance):
+            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} of {len(importance)} clients")
+        return np.full(len(importance), self.clients_per_round / len(importance))

@@ -1,0 +1,124 @@
+"""Clustered sampling by similarity: clients whose updates point the same way share a row.
+
+Fraboni, Vidal, Kameni, Lorenzi, "Clustered sampling: low-variance and improved representativity for clients selection
+in federated learning", ICML 2021 (algorithm 3); Fraboni's thesis, section 3.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.errors import unknown
+from turnout.sampling.clusters import Allocation, Clustered, fill_rows, own_rows
+from turnout.sampling.sampler import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+    from turnout.server.updates import Updates
+
+DISTANCES = ("arccos", "l2", "l1")
+TREES = ("profile", "condensed")
+
+
+@dataclass
+class ClusteredSimilarity(Clustered):
+    """Rows follow a tree of the clients' last updates (zero until a client has answered), cut where a branch weighs no
+    more than a row. The server sees individual updates: not for secure aggregation.
+
+    `distance` is the angle between updates, or their l2 or l1 distance. `tree`: Ward's method over the clients' rows of
+    distances (`profile`, as the authors ran it) or over the distances themselves (`condensed`).
+    """
+
+    distance: str = "arccos"
+    tree: str = "profile"
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [n, P] last update of each client
+    distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]
+
+    def __post_init__(self) -> None:
+        if self.distance not in DISTANCES:
+            raise unknown("sampler.distance", self.distance, DISTANCES)
+        if self.tree not in TREES:
+            raise unknown("sampler.tree", self.tree, TREES)
+
+    def observe(self, updates: Updates) -> None:
+        """Remember what the clients sent, and how far it is from everybody else's."""
+        if not len(updates):
+            return
+        deltas = updates.deltas
+        fine = torch.isfinite(deltas).all(dim=1)
+        clients = updates.clients[fine.cpu().numpy()]
+        if self.seen.shape[1] == 0:
+            self.seen = deltas.new_zeros(len(self.distances), deltas.shape[1])
+        self.seen[torch.as_tensor(clients, device=self.seen.device)] = deltas[fine]
+        rows = self._distances_to_all(clients)
+        self.distances[clients] = rows
+        self.distances[:, clients] = rows.T
+
+    def _distances_to_all(self, clients: IntArray) -> FloatArray:
+        """`[k, n]`; two clients that have said nothing are alike, one that has is at a right angle to them."""
+        some = self.seen[torch.as_tensor(clients, device=self.seen.device)]
+        if self.distance != "arccos":
+            found = torch.cdist(some, self.seen, p=2.0 if self.distance == "l2" else 1.0)
+            return np.asarray(found.double().cpu().numpy())
+        products = (some @ self.seen.T).double().cpu().numpy()
+        lengths = self.seen.norm(dim=1).double().cpu().numpy()
+        scale = np.outer(lengths[clients], lengths)
+        cosine = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+        angle = np.arccos(np.clip(cosine, -1, 1))
+        angle[np.outer(lengths[clients] == 0, lengths == 0)] = 0
+        angle[np.arange(len(clients)), clients] = 0
+        return np.asarray(angle)
+
+    def allocate(self, server: Server) -> Allocation:
+        size = server.population.size
+        if len(self.distances) != size:
+            self.seen, self.distances = torch.zeros(size, 0, device=server.model.device), np.zeros((size, size))
+        rank = self.ties(server)
+        _, left = own_rows(server.importance, self.clients_per_round)
+        clients = np.argsort(rank)
+        clients = clients[left[clients] > 0]
+        groups = [clients[group] for group in _cut(self._tree(clients), left[clients])] if len(clients) else []
+        return fill_rows(server.importance, self.clients_per_round, groups, rank)
+
+    def _tree(self, clients: IntArray) -> FloatArray:
+        """`[t - 1, 4]` which two branches meet, and where."""
+        from scipy.cluster.hierarchy import linkage
+        from scipy.spatial.distance import squareform
+
+        if len(clients) < 2:
+            return np.zeros((0, 4))
+        between = self.distances[np.ix_(clients, clients)]
+        if self.tree == "profile":
+            squares = np.square(between).sum(1)
+            between = np.sqrt(np.maximum(squares[:, None] + squares - 2 * between @ between.T, 0))
+            np.fill_diagonal(between, 0)
+        return np.asarray(linkage(squareform(between, checks=False), "ward"))
+
+
+def _cut(tree: FloatArray, masses: FloatArray) -> list[IntArray]:
+    """Branches that weigh at most a row, from the root down; as positions."""
+    leaves = len(masses)
+    weight = np.concatenate([masses, np.zeros(len(tree))])
+    children = tree[:, :2].astype(np.int64)
+    for node, (one, other) in enumerate(children.tolist(), leaves):
+        weight[node] = weight[one] + weight[other]
+    groups, waiting = [], [len(weight) - 1]
+    while waiting:
+        node = waiting.pop()
+        if node >= leaves and weight[node] > 1 + 1e-9:
+            waiting += children[node - leaves].tolist()
+            continue
+        found, below = [], [node]
+        while below:
+            place = below.pop()
+            if place < leaves:
+                found.append(place)
+            else:
+                below += children[place - leaves].tolist()
+        groups.append(np.sort(np.array(found, np.int64)))
+    return groups
