@@ -29,10 +29,15 @@ from turnout.population.links import Links
 from turnout.population.population import Population
 from turnout.population.ragged import Ragged
 from turnout.run import Experiment, Result, execute, simulate
+from turnout.sampling.binomial import Binomial
+from turnout.sampling.clustered_similarity import ClusteredSimilarity
+from turnout.sampling.clustered_size import ClusteredSize
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
 from turnout.sampling.md import MD
+from turnout.sampling.poisson_binomial import PoissonBinomial
 from turnout.sampling.renormalised import Renormalised
+from turnout.sampling.target import Target
 from turnout.sampling.uniform import Uniform
 from turnout.server.policy import Policy, Schedule
 from turnout.server.rehearsal import rehearse, schedule
@@ -44,10 +49,11 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Centralised", "Crashes", "Detection",
-    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS",
-    "FedFix", "FedNova", "FedProx", "FedYogi", "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan",
-    "Policy", "Population", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule",
-    "Server", "Simulation", "Stopping", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models",
-    "partition", "rehearse", "schedule", "simulate",
+    "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "Centralised",
+    "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Evaluation", "Experiment", "FedAdagrad",
+    "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProx", "FedYogi",
+    "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan", "PoissonBinomial", "Policy", "Population",
+    "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation",
+    "Stopping", "Target", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition",
+    "rehearse", "schedule", "simulate",
 ]  # fmt: skip

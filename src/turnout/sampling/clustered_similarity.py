@@ -37,6 +37,7 @@ class ClusteredSimilarity(Clustered):
     distance: str = "arccos"
     tree: str = "profile"
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [n, P] last update of each client
+    lengths: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [n] of these
     distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]
 
     def __post_init__(self) -> None:
@@ -55,6 +56,7 @@ class ClusteredSimilarity(Clustered):
         if self.seen.shape[1] == 0:
             self.seen = deltas.new_zeros(len(self.distances), deltas.shape[1])
         self.seen[torch.as_tensor(clients, device=self.seen.device)] = deltas[fine]
+        self.lengths[clients] = deltas[fine].norm(dim=1).double().cpu().numpy()
         rows = self._distances_to_all(clients)
         self.distances[clients] = rows
         self.distances[:, clients] = rows.T
@@ -66,7 +68,7 @@ class ClusteredSimilarity(Clustered):
             found = torch.cdist(some, self.seen, p=2.0 if self.distance == "l2" else 1.0)
             return np.asarray(found.double().cpu().numpy())
         products = (some @ self.seen.T).double().cpu().numpy()
-        lengths = self.seen.norm(dim=1).double().cpu().numpy()
+        lengths = self.lengths
         scale = np.outer(lengths[clients], lengths)
         cosine = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
         angle = np.arccos(np.clip(cosine, -1, 1))
@@ -77,7 +79,8 @@ class ClusteredSimilarity(Clustered):
     def allocate(self, server: Server) -> Allocation:
         size = server.population.size
         if len(self.distances) != size:
-            self.seen, self.distances = torch.zeros(size, 0, device=server.model.device), np.zeros((size, size))
+            self.seen = torch.zeros(size, 0, device=server.model.device)
+            self.lengths, self.distances = np.zeros(size), np.zeros((size, size))
         rank = self.ties(server)
         _, left = own_rows(server.importance, self.clients_per_round)
         clients = np.argsort(rank)
