@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -16,3 +17,15 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, options, n=1)
     hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options)}"
     return UserError(f"{kind}: unknown name {name!r}; {hint}")
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise unless a number is above 0 and finite; None is no number at all."""
+    if value is not None and not 0 < value < math.inf:
+        raise UserError(f"{name}: {value} must be above 0 and finite")
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Raise unless it is a span of time that a clock of microseconds can tell from none and from for ever."""
+    if value is not None and not 1e-6 <= value <= 1e9:
+        raise UserError(f"{name}: {value} must be above 0: from a microsecond to 1e9 seconds")

@@ -224,7 +224,7 @@ def test_limited_windows_grow_for_as_long_as_a_run_lasts() -> None:
 
 def test_a_window_takes_at_least_a_tick() -> None:
     """In a run as in its schedule: the clock goes on."""
-    algorithm = FedFix(WORK, window=1e-7)
+    algorithm = FedFix(WORK, window=1e-6, window_growth=0.5)
     assert turnout.schedule(algorithm, people(), 20).seconds > 0
     assert simulate(algorithm, people(), 20).server.now == turnout.schedule(algorithm, people(), 20).seconds
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError
+from turnout.errors import UserError, check_seconds
 from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.random import FloatArray, IntArray
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.staleness import check_discount, discount
-from turnout.server.updates import CRASHED, Updates
+from turnout.server.updates import CRASHED, LEFT, Updates
 
 
 @dataclass
@@ -34,8 +34,7 @@ class Arrivals(Algorithm):
 
     def __post_init__(self) -> None:
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
-        if not self.retry > 0:
-            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
+        check_seconds("algorithm.retry", self.retry)
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
 
@@ -85,8 +84,9 @@ class Arrivals(Algorithm):
         delivered = arrived.clients[:0] if policy.restart else arrived.clients
         if not len(arrived.failed) and not len(self.absent):
             return delivered
-        crashed = np.array(arrived.failed.reasons, object) == CRASHED
-        absent = np.union1d(self.absent, arrived.failed.clients[~crashed])
+        reasons = np.array(arrived.failed.reasons, object)
+        crashed, left = reasons == CRASHED, reasons == LEFT
+        absent = np.concatenate([self.absent, arrived.failed.clients[~crashed & ~left]])
         back = server.online().contains(absent)
         self.absent = absent[~back]
         return np.concatenate([delivered, arrived.failed.clients[crashed], absent[back]])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnout.algorithms.arrivals import Arrivals
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_positive, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.random import FloatArray, IntArray
@@ -44,8 +44,7 @@ class AsyncFedAvg(Arrivals):
             raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
         if self.weight_rule == "learning_rate" and type(self) is not AsyncFedAvg:
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
-        if not self.server_lr > 0:
-            raise UserError(f"algorithm.server_lr: {self.server_lr} must be above 0")
+        check_positive("algorithm.server_lr", self.server_lr)
         self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
 
     def naive(self, server: Server, updates: Updates) -> FloatArray:
@@ -78,7 +77,8 @@ class AsyncFedAvg(Arrivals):
     def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
         if self.weight_rule != "learning_rate":
             return self.local
-        return self.local.bind({"lr": self.local.lr * (importance * self.inverse_rates(policy, durations))[clients]})
+        factors = importance[clients] * self.inverse_rates(policy, durations)[clients]
+        return self.local.bind({"lr": self.local.lr * factors})
 
     def optimiser(self) -> Gradient:
         return Gradient(self.server_lr)

@@ -5,6 +5,7 @@ Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019 (algorithm 1).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +39,11 @@ class FedAsync(Arrivals):
         super().__post_init__()
         if not 0 < self.mixing <= 1:
             raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
-        if self.mu < 0:
+        if not 0 <= self.mu < math.inf:
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
+        updates = server.finite(updates)
         if not len(updates):
             server.step(updates, [])
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError
+from turnout.errors import UserError, check_positive, check_seconds
 from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.sampling.full import Full
@@ -40,10 +40,10 @@ class FedAvg(Algorithm):
     retry: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("server_lr", "deadline", "wait_for", "retry"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"algorithm.{name}: {value} must be above 0")
+        for name in ("server_lr", "wait_for"):
+            check_positive(f"algorithm.{name}", getattr(self, name))
+        for name in ("deadline", "retry"):
+            check_seconds(f"algorithm.{name}", getattr(self, name))
         if self.wait_for_crashed and self.deadline is None:
             raise UserError("algorithm.wait_for_crashed: it needs algorithm.deadline, or the wait never ends")
 

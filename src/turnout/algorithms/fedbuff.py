@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_positive, unknown
 from turnout.population.durations import Durations
 from turnout.random import FloatArray
 from turnout.server.policy import Policy
@@ -39,9 +39,7 @@ class FedBuff(AsyncFedAvg):
         if self.mode not in MODES:
             raise unknown("algorithm.mode", self.mode, MODES)
         for name in ("buffer_size", "divisor"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"algorithm.{name}: {value} must be above 0")
+            check_positive(f"algorithm.{name}", getattr(self, name))
 
     def policy(self, durations: Durations, version: int = 0) -> Policy:
         clients = durations.population.size

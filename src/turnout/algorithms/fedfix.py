@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.errors import UserError
+from turnout.errors import check_positive, check_seconds
 from turnout.population.durations import Durations
 from turnout.random import FloatArray
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
-LONGEST = 1e12  # seconds
+LONGEST = 1e9  # seconds
 
 
 @dataclass
@@ -36,10 +36,9 @@ class FedFix(AsyncFedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("window", "window_growth", "window_limit"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"algorithm.{name}: {value} must be above 0")
+        check_positive("algorithm.window_growth", self.window_growth)
+        for name in ("window", "window_limit"):
+            check_seconds(f"algorithm.{name}", getattr(self, name))
 
     def policy(self, durations: Durations, version: int = 0) -> Policy:
         first, tick = self.window or float(durations.mean.max()) / 2, 1 / durations.population.ticks_per_second

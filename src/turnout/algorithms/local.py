@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError
+from turnout.errors import check_seconds
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling.full import Full
@@ -29,8 +29,7 @@ class Local(Algorithm):
     retry: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.retry > 0:
-            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
+        check_seconds("algorithm.retry", self.retry)
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
@@ -45,7 +44,7 @@ class Local(Algorithm):
 
     def served(self, server: Server) -> Tensor:
         """The model to publish: nobody's, or everybody's average."""
-        if not self.average:
+        if not self.average or not server.importance.any():
             return server.model
         state = server.store.get(self.work().state_shapes(server.task), server.population.ids)
         own = torch.where(state["started"][:, None] > 0, state["model"], server.task.initial)

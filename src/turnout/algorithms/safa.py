@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.random import IntArray
 from turnout.server.server import KEEP, Keep, Server
@@ -62,12 +62,10 @@ class Safa(Algorithm):
             raise UserError(f"algorithm.fraction: {self.fraction} must be from 0 to 1")
         if not self.lag_tolerance >= 0:
             raise UserError(f"algorithm.lag_tolerance: {self.lag_tolerance} must be at least 0")
-        if self.deadline is not None and not self.deadline > 0:
-            raise UserError(f"algorithm.deadline: {self.deadline} must be above 0")
+        for name in ("deadline", "retry"):
+            check_seconds(f"algorithm.{name}", getattr(self, name))
         if self.close_rule == "deadline" and self.deadline is None:
             raise UserError("algorithm.close_rule: deadline needs algorithm.deadline")
-        if not self.retry > 0:
-            raise UserError(f"algorithm.retry: {self.retry} must be above 0")
 
     def begin(self, server: Server) -> None:
         clients = server.population.size
@@ -76,19 +74,27 @@ class Safa(Algorithm):
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
-            late = server.wait(seconds=0)  # arrived in the round before, not picked: they bypass its aggregation
+            late = server.finite(server.wait(seconds=0))  # not picked in the round before: they bypass its aggregation
             self.commit(late, server.version)
             overwritten = self.deprecated(server)
             distribution = self.distribute(server)
-            picked = self.select(server, distribution)
+            picked = server.finite(self.select(server, distribution))
             self.cache[picked.clients] = picked.returned()
             replaced = overwritten[late.clients] | np.isin(late.clients, picked.clients)
             updates = picked + late.select(~replaced)  # with what bypassed the round before and is still in the cache
-            model = torch.tensordot(torch.as_tensor(server.importance).to(self.cache), self.cache, dims=1)
-            server.publish(self.judge(server, model), updates, server.importance[updates.clients])
+            if not len(updates):
+                server.log("empty_round")
+            server.publish(self.judge(server, self.average(server)), updates, server.importance[updates.clients])
             self.versions[picked.clients] = server.version
             self.last_picked[:] = False
             self.last_picked[picked.clients] = True
+
+    def average(self, server: Server) -> Tensor:
+        """Of the cache; the model as it is where nobody is left."""
+        if not server.importance.any():
+            return server.model
+        average: Tensor = torch.tensordot(torch.as_tensor(server.importance).to(self.cache), self.cache, dims=1)
+        return average
 
     def commit(self, updates: Updates, version: int) -> None:
         """Into the cache; their clients are up to date."""
@@ -107,8 +113,8 @@ class Safa(Algorithm):
         server.cancel(np.flatnonzero(deprecated))
         self.cache[deprecated] = server.model
         idle = server.population.ids[server.online().contains(server.population.ids)]
-        self.versions[idle[deprecated[idle]]] = server.version  # the absent remain deprecated until they are back
         goes_on = (lag[idle] > 0) & ~deprecated[idle] & server.keeps(idle)
+        self.versions[idle[~goes_on]] = server.version  # the absent remain deprecated until they are back
         work = self.work(server)
         server.invite(idle[~goes_on], work)
         server.invite(idle[goes_on], work, self.keep)

@@ -60,6 +60,7 @@ class SafaThesis(Safa):
         if self.keep_best != "no" and server.whole_population.test is None:
             raise UserError("algorithm.keep_best: clients need test data of their own to tell which model is best")
         server.log("foresight", why="late updates are used before they exist")
+        self.best_loss, self.best = math.inf, server.model
         super().begin(server)
 
     def work(self, server: Server) -> LocalSGD:
@@ -92,7 +93,7 @@ class SafaThesis(Safa):
     def judge(self, server: Server, model: Tensor) -> Tensor:
         if self.keep_best == "no":
             return model
-        loss = server.measure(model)["test_loss"]
+        loss = server.measure(model).get("test_loss", math.nan)
         if loss <= self.best_loss:
             self.best_loss, self.best = loss, model
         return self.best

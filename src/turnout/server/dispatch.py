@@ -19,6 +19,7 @@ from turnout.server.server import Keep, OnlineSet
 from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, Job
 from turnout.task import Task
 
+FOREVER = 1 << 60  # ticks
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
 
 
@@ -49,7 +50,8 @@ class Dispatch:
         self._columns: dict[str, list[Any]] | None = None  # what a job of that work takes, by client
 
     def to_ticks(self, seconds: FloatArray) -> IntArray:
-        return np.rint(seconds * self.ticks).astype(np.int64)
+        """Whole ticks; times that nobody lives to see are cut at 2^60 of them."""
+        return np.rint(np.minimum(seconds * self.ticks, FOREVER)).astype(np.int64)
 
     def _wire_bytes(self, numbers: int) -> int:
         """Bytes of that many parameters on the wire."""
@@ -145,8 +147,8 @@ class Dispatch:
 
         failed = outcome != ARRIVED
         spent = np.maximum(ends - start, 0) / self.ticks
-        down_spent = np.minimum(spent, down)
-        compute_spent = np.minimum(spent - down_spent, compute)
+        down_spent = np.where(failed, np.minimum(spent, down), down)
+        compute_spent = np.where(failed, np.minimum(spent - down_spent, compute), compute)
         up_spent = np.where(failed, np.clip(spent - down_spent - compute_spent, 0, up), up)
         got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
         sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)

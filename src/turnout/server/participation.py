@@ -16,6 +16,7 @@ from turnout.server.policy import Policy
 
 _UPDATES_OF_SLOWEST = 200  # in the schedule a rate is counted in, where it has no closed form
 _MOST_UPDATES = 2_000_000  # in that schedule, of everybody
+_FEW = 3  # updates too few to count a rate by
 _MEMORY = 0.1  # of the moving average of measured gaps
 
 
@@ -41,7 +42,10 @@ def _counted(policy: Policy, durations: Durations) -> FloatArray:
     period = schedule.period() if durations.fixed else None
     if period is not None:
         return schedule.between(period[0] + 1, period[1] + 1).rates
-    return schedule.between(schedule.rounds // 2, schedule.rounds).rates
+    counted = schedule.between(schedule.rounds // 2, schedule.rounds)
+    a_round = schedule.seconds / max(1, schedule.rounds)
+    alone = a_round / (durations.mean + a_round / 2)  # a slow client waits half a round for its flush
+    return np.where(counted.counts >= _FEW, counted.rates, alone)
 
 
 @dataclass

@@ -11,8 +11,10 @@ JMLR 2023, section 4: synchronous FedAvg, asynchronous FedAvg, FedFix and FedBuf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
@@ -70,22 +72,19 @@ class Schedule:
     def period(self) -> tuple[int, int] | None:
         """Two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
         fixed durations the schedule repeats from there for ever. The window of fairness W is `last - first`."""
-        started = np.zeros((self.rounds, self.clients))  # since when each works on what it has, after each round
-        begins = np.zeros(self.clients)
+        begins = np.zeros(self.clients)  # since when each works on what it has
         ends = np.searchsorted(self.round, np.arange(1, self.rounds + 1))
-        closes = np.full(self.rounds, np.nan)
+        seen: dict[bytes, int] = {}
         row = 0
         for number, end in enumerate(ends.tolist()):
-            if end > row:
-                closes[number] = self.closed_at[end - 1]
-                begins[self.client[row:end]] = self.arrived_at[row:end] if self.restart else closes[number]
-            started[number], row = begins, end
-        seen: dict[bytes, int] = {}
-        for number in np.flatnonzero(~np.isnan(closes)).tolist():
-            state = np.round((closes[number] - started[number]) * 1e6).tobytes()
+            if end == row:
+                continue
+            close = self.closed_at[end - 1]
+            begins[self.client[row:end]] = self.arrived_at[row:end] if self.restart else close
+            state = blake2b(np.round((close - begins) * 1e6).tobytes(), digest_size=16).digest()
             if state in seen:
                 return seen[state], number
-            seen[state] = number
+            seen[state], row = number, end
         return None
 
 
@@ -99,12 +98,17 @@ class Policy:
 
     def schedule(self, durations: Durations, rounds: int | None = None, seconds: float | None = None) -> Schedule:
         """The events of clients that never fail, for so many rounds or so much time, whichever comes first."""
+        seconds = None if seconds == math.inf else seconds
         if rounds is None and seconds is None:
             raise UserError("schedule: give rounds or seconds, or it never ends")
+        if (rounds is not None and rounds < 0) or (seconds is not None and not seconds >= 0):
+            raise UserError(f"schedule: {rounds} rounds and {seconds} seconds; neither may be below 0")
+        if self.window is not None and not self.window > 0:
+            raise UserError(f"schedule: a window of {self.window} seconds; it must be above 0")
         people = durations.population
         ticks = people.ticks_per_second
         last_round = 1 << 62 if rounds is None else rounds
-        horizon = 1 << 62 if seconds is None else round(seconds * ticks)
+        horizon = 1 << 62 if seconds is None else min(round(seconds * ticks), 1 << 62)
         duration = _lookup(durations)
         if self.window is not None:
             events = _by_window(duration, people.size, max(1, round(self.window * ticks)), last_round, horizon)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms.arrivals import Arrivals
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer, Round
 from turnout.population.durations import Durations
@@ -115,7 +116,9 @@ def schedule(
         durations = Durations.of(population, work, size, size)
         policy = algorithm.policy(durations)
         uses_all = getattr(algorithm, "max_staleness", None) is None
-        if policy is not None and uses_all and durations.reliable and policy == algorithm.policy(durations, 1):
+        sends_models = isinstance(algorithm, Arrivals) or not (durations.down.any() or durations.up.any())
+        quick = uses_all and sends_models and durations.reliable
+        if policy is not None and quick and policy == algorithm.policy(durations, 1):
             return policy.schedule(durations, rounds, seconds)
     uses = _Uses()
     server = rehearse(algorithm, population, rounds, seconds, task=task, seed=seed, observers=[uses])

@@ -206,7 +206,9 @@ class Server:
         for job in updates.jobs:
             job.used = True
         if not applied:
-            updates, weights = self._finite(updates, weights)
+            kept = self.finite(updates, weights)
+            names = {job.name for job in kept.jobs}
+            updates, weights = kept, weights[[job.name in names for job in updates.jobs]]
             if not self._apply(updates, weights):
                 self._diverge("the model is no longer finite")
         self._close_aggregation(updates, weights)
@@ -241,13 +243,15 @@ class Server:
             raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
         return weights
 
-    def _finite(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
-        """Leave out rows with NaN or infinity: their weight is lost, and that is logged."""
+    def finite(self, updates: Updates, weights: FloatArray | None = None) -> Updates:
+        """Without the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
+        if not len(updates):
+            return updates
         good = torch.isfinite(updates.deltas).all(dim=1).cpu().numpy()
-        for job, fine, weight in zip(updates.jobs, good, weights, strict=True):
-            if not fine:
-                self.log("rejected_update", client=job.client, job=job.number, why="not finite", weight=float(weight))
-        return updates.select(good), weights[good]
+        for row in np.flatnonzero(~good).tolist():
+            job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
+            self.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
+        return updates if good.all() else updates.select(good)
 
     def _set_model(self, model: Tensor) -> None:
         if _finite(model):

@@ -22,7 +22,7 @@ from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Observer
 from turnout.population.durations import Durations
-from turnout.server.dispatch import Dispatch, Invitation
+from turnout.server.dispatch import FOREVER, Dispatch, Invitation
 from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
 from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
@@ -155,7 +155,7 @@ class Simulation(Server):
         wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
         if seconds is not None and not seconds >= 0:
             raise UserError(f"wait: {seconds} seconds; it must be at least 0")
-        limited = seconds is not None and seconds != np.inf
+        limited = seconds is not None and seconds * self._ticks < FOREVER
         close = self._clock + int(self._dispatch.to_ticks(np.asarray(seconds))) if limited else None
         timer = count is None and limited
         if wanted is None:
