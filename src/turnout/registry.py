@@ -16,7 +16,7 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
-_BASES = ("algorithm", "arrivals", "clusters", "sampler")  # what the files of the packages build on
+_BASES = ("algorithm", "arrivals", "clusters", "sampler", "statistics")  # what the files of the packages build on
 
 
 def names(kind: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.sampling.sampler import FloatArray, IntArray, Sampler, Selection
+from turnout.sampling.sampler import FloatArray, IntArray, Moments, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -48,6 +48,12 @@ class Clustered(Sampler):
     def allocate(self, server: Server) -> Allocation:
         """The m distributions of this round."""
         raise NotImplementedError
+
+    def moments(self, server: Server) -> Moments:
+        m, importance = self.clients_per_round, server.importance
+        r = self.allocate(server).matrix(m, len(importance))
+        variance = importance / m - np.square(r).sum(axis=0) / m**2
+        return importance, variance, 1 - np.prod(1 - r, axis=0), 0.0, None
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round

@@ -6,13 +6,32 @@ McMahan et al., AISTATS 2017. Exactly `uniform` with a server learning rate of m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from turnout.sampling.sampler import FloatArray, Subset
+import numpy as np
+
+from turnout.sampling.sampler import FloatArray, Moments, Subset
+from turnout.sampling.uniform import Uniform
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
 
 
 @dataclass
 class Fill(Subset):
     """omega_i = p_i for the drawn clients; E[omega_i] = (m / n) p_i. **Biased low**, in proportion."""
+
+    def moments(self, server: Server) -> Moments:
+        importance = server.importance
+        share = self.clients_per_round / int(np.count_nonzero(importance))  # everything as with uniform, times m / n
+        mean, variance, inclusion, of_sum, alpha = Uniform(self.clients_per_round).moments(server)
+        return (
+            share * mean,
+            share**2 * variance,
+            inclusion,
+            share**2 * of_sum,
+            None if alpha is None else share**2 * alpha,
+        )
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         return importance

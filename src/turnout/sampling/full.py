@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.sampling.sampler import Moments, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 @dataclass
 class Full(Sampler):
     """omega_i = p_i for every client that is online: no variance, unbiased while everybody answers."""
+
+    def moments(self, server: Server) -> Moments:
+        importance = server.importance
+        return importance, np.zeros(len(importance)), (importance > 0).astype(np.float64), 0.0, 0.0
 
     def sample(self, server: Server) -> Selection:
         clients = np.flatnonzero(server.importance)

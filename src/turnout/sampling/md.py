@@ -12,7 +12,7 @@ import numpy as np
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.sampling.sampler import IntArray, Sampler, Selection
+from turnout.sampling.sampler import IntArray, Moments, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -26,6 +26,11 @@ class MD(Sampler):
     """
 
     clients_per_round: int = 10
+
+    def moments(self, server: Server) -> Moments:
+        importance = server.importance
+        m = self.clients_per_round
+        return importance, importance * (1 - importance) / m, 1 - (1 - importance) ** m, 0.0, 1 / m
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round

@@ -32,12 +32,20 @@ class Selection:
         return self.weights[order[np.searchsorted(self.clients, clients, sorter=order)]]
 
 
+Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
+
+
 @dataclass
 class Sampler:
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
     def sample(self, server: Server) -> Selection:
         raise NotImplementedError
+
+    def moments(self, server: Server) -> Moments | None:
+        """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance
+        coefficient, in closed form; None where there is none. See `statistics`."""
+        return None
 
     def observe(self, updates: Updates) -> None:
         """What came back from the clients invited; for schemes that learn from it."""
@@ -75,6 +83,15 @@ class Independent(Sampler):
     def probabilities(self, importance: FloatArray) -> FloatArray:
         """`[n]` q_i of the clients that matter."""
         raise NotImplementedError
+
+    def moments(self, server: Server) -> Moments:
+        importance = server.importance
+        chance = np.zeros(len(importance))
+        matter = importance > 0
+        chance[matter] = self.probabilities(importance[matter])
+        variance = np.zeros(len(importance))
+        variance[matter] = (1 / chance[matter] - 1) * importance[matter] ** 2
+        return importance, variance, chance, float(variance.sum()), 0.0
 
     def sample(self, server: Server) -> Selection:
         if self.clients_per_round < 1:

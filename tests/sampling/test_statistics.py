@@ -1,0 +1,85 @@
+"""`statistics` of every sampler: worked numbers of client-sampling.md, and Monte Carlo of the sampler itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_server import EXAMPLE_A, population
+
+from turnout import registry
+from turnout.sampling.sampler import Sampler
+from turnout.sampling.statistics import drawn, statistics
+
+CIFAR = (np.repeat([100.0, 250, 500, 750, 1000], [10, 30, 30, 20, 10]) / 48_500).tolist()
+
+
+def make(name: str, m: int) -> Sampler:
+    cls = registry.find("sampler", name)
+    options = {"groups": [0, 1, 0, 1]} if name == "target" else {}
+    return cls() if name == "full" else cls(m, **options)
+
+
+@pytest.mark.parametrize("name", registry.names("sampler"))
+def test_closed_forms_agree_with_draws(name: str) -> None:
+    """Within five standard errors of 20,000 rounds (variances: of the fourth moment, bounded by the largest weight)."""
+    sampler, people = make(name, 2), population(EXAMPLE_A)
+    found, counted = statistics(sampler, people, seed=4), drawn(sampler, people, seed=4)
+    close = 5 * np.sqrt(np.maximum(counted.variance, 1e-12) / 20_000)
+    assert (np.abs(found.expectation - counted.expectation) <= close + 1e-12).all()
+    assert found.variance == pytest.approx(counted.variance, abs=0.006)
+    assert found.inclusion == pytest.approx(counted.inclusion, abs=5 * 0.5 / np.sqrt(20_000))
+    assert found.sum_variance == pytest.approx(counted.sum_variance, abs=0.02)
+    assert counted.standard_error > 0 or name == "full"
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "gamma", "of_sum", "distinct"),
+    [
+        ("full", 0.0, 0.0, 0.0, 4.0),
+        ("md", 0.35, 0.5, 0.0, 1.7),
+        ("uniform", 0.30, 0.40, 1 / 15, 2.0),
+        ("binomial", 0.30, 0.30, 0.30, 2.0),
+        ("poisson_binomial", 0.20, 0.20, 0.20, 2.0),
+        ("clustered_size", 0.24, None, 0.0, 1.92),
+    ],
+)
+def test_example_a(name: str, total: float, gamma: float | None, of_sum: float, distinct: float) -> None:
+    """client-sampling.md 4.3."""
+    found = statistics(make(name, 2), population(EXAMPLE_A))
+    assert found.total_variance == pytest.approx(total, abs=1e-12)
+    assert found.gamma == (None if gamma is None else pytest.approx(gamma))
+    assert found.sum_variance == pytest.approx(of_sum, abs=1e-12)
+    assert found.distinct_clients == pytest.approx(distinct)
+    assert np.abs(found.bias).max() < 1e-15
+    assert found.standard_error == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("md", 0.09869380), ("uniform", 0.11755766), ("clustered_size", 0.08749070), ("poisson_binomial", 0.08693804)],
+)
+def test_the_unbalanced_population(name: str, total: float) -> None:
+    """client-sampling.md 4.4, m = 10."""
+    found = statistics(make(name, 10), population(CIFAR))
+    assert found.total_variance == pytest.approx(total, abs=1e-8)
+    if name in ("md", "clustered_size"):
+        assert found.distinct_clients == pytest.approx({"md": 9.4354, "clustered_size": 9.9724}[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["full", "md", "uniform", "binomial", "poisson_binomial"])
+@pytest.mark.parametrize("p", [EXAMPLE_A, CIFAR])
+def test_o2_variance_of_the_sum(name: str, p: list[float]) -> None:
+    """Var[sum] = Sigma - alpha (1 - sum p^2)."""
+    found = statistics(make(name, 2), population(p))
+    assert found.covariance_coefficient is not None
+    expected = found.total_variance - found.covariance_coefficient * (1 - float(np.square(p).sum()))
+    assert found.sum_variance == pytest.approx(expected, abs=1e-12)
+
+
+def test_biased_schemes_say_so() -> None:
+    """client-sampling.md 3.11."""
+    filled = statistics(make("fill", 2), population(EXAMPLE_A))
+    assert filled.expectation == pytest.approx(np.array(EXAMPLE_A) / 2)
+    renormalised = statistics(make("renormalised", 2), population(EXAMPLE_A))
+    assert renormalised.expectation == pytest.approx([0.339683, 0.296429, 0.233333, 0.130556], abs=0.006)
+    assert renormalised.standard_error > 0
