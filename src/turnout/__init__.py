@@ -35,6 +35,7 @@ from turnout.sampling.clustered_size import ClusteredSize
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
 from turnout.sampling.md import MD
+from turnout.sampling.optimal import Optimal
 from turnout.sampling.poisson_binomial import PoissonBinomial
 from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.target import Target
@@ -52,8 +53,8 @@ __all__ = [
     "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "Centralised",
     "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Evaluation", "Experiment", "FedAdagrad",
     "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProx", "FedYogi",
-    "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Plan", "PoissonBinomial", "Policy", "Population",
-    "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation",
-    "Stopping", "Target", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models", "partition",
-    "rehearse", "schedule", "simulate",
+    "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Optimal", "Plan", "PoissonBinomial", "Policy",
+    "Population", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server",
+    "Simulation", "Stopping", "Target", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models",
+    "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_server import EXAMPLE_A, population
 
-from turnout import registry
+from turnout import UserError, registry
 from turnout.sampling.sampler import Sampler
 from turnout.sampling.statistics import drawn, statistics
 
@@ -19,7 +19,7 @@ def make(name: str, m: int) -> Sampler:
     return cls() if name == "full" else cls(m, **options)
 
 
-@pytest.mark.parametrize("name", registry.names("sampler"))
+@pytest.mark.parametrize("name", [name for name in registry.names("sampler") if name != "optimal"])
 def test_closed_forms_agree_with_draws(name: str) -> None:
     """Within five standard errors of 20,000 rounds (variances: of the fourth moment, bounded by the largest weight)."""
     sampler, people = make(name, 2), population(EXAMPLE_A)
@@ -83,3 +83,8 @@ def test_biased_schemes_say_so() -> None:
     renormalised = statistics(make("renormalised", 2), population(EXAMPLE_A))
     assert renormalised.expectation == pytest.approx([0.339683, 0.296429, 0.233333, 0.130556], abs=0.006)
     assert renormalised.standard_error > 0
+
+
+def test_optimal_has_none() -> None:
+    with pytest.raises(UserError, match="depends on the updates"):
+        statistics(make("optimal", 2), population(EXAMPLE_A))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError, check_positive, check_seconds
 from turnout.local.sgd import LocalSGD
@@ -44,22 +46,28 @@ class FedAvg(Algorithm):
             check_positive(f"algorithm.{name}", getattr(self, name))
         for name in ("deadline", "retry"):
             check_seconds(f"algorithm.{name}", getattr(self, name))
+        if self.wait_for is not None and self.sampler.decides_later:
+            raise UserError("algorithm.wait_for: this sampler must hear everybody's norm before it decides")
         if self.wait_for_crashed and self.deadline is None:
             raise UserError("algorithm.wait_for_crashed: it needs algorithm.deadline, or the wait never ends")
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
             chosen = self.choose(server)
-            invited = len(chosen.clients)
+            everybody, invited = chosen.clients, len(chosen.clients)
             work = self.work(server)
-            server.invite(chosen.clients, work)
+            server.invite(chosen.clients, work, hold=self.sampler.decides_later)
             limit = None if self.deadline is None else self.deadline + server.push_seconds(invited, work)
             close = server.now + (limit or 0.0)
             enough = min(self.wait_for or invited, invited)
             updates = server.wait(enough or None, seconds=limit if invited else self.retry)
             if self.wait_for_crashed and len(updates) < enough:
                 server.wait(of=[], seconds=max(0.0, close - server.now))
-            server.cancel(chosen.clients)
+            if self.sampler.decides_later:
+                chosen = self.sampler.decide(server, updates)
+                server.cancel(np.setdiff1d(everybody, chosen.clients))
+                updates = server.fetch(chosen.clients)
+            server.cancel(everybody)
             self.sampler.observe(updates)
             self.aggregate(server, updates, chosen)
 

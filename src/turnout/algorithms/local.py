@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import check_seconds
+from turnout.errors import UserError, check_seconds
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling.full import Full
@@ -30,6 +30,8 @@ class Local(Algorithm):
 
     def __post_init__(self) -> None:
         check_seconds("algorithm.retry", self.retry)
+        if self.sampler.decides_later:
+            raise UserError("sampler.name: local training sends nothing, so there is no update to choose by")
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,13 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 class Sampler:
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
+    decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
+
     def sample(self, server: Server) -> Selection:
+        raise NotImplementedError
+
+    def decide(self, server: Server, answers: Updates) -> Selection:
+        """Whose update to fetch, of those who have answered with its norm."""
         raise NotImplementedError
 
     def moments(self, server: Server) -> Moments | None:

@@ -1,0 +1,50 @@
+"""Optimal sampling: whose update is large is more likely to be asked for it.
+
+Chen, Horvath, Richtarik, "Optimal client sampling for federated learning", TMLR 2022; Fraboni's thesis, appendix A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from turnout import random
+from turnout.errors import UserError
+from turnout.sampling.full import Full
+from turnout.sampling.sampler import Moments, Sampler, Selection, water_fill
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+    from turnout.server.updates import Updates
+
+
+@dataclass
+class Optimal(Sampler):
+    """Everybody trains and sends one number, the norm of its update; then each is asked for the update itself with
+    q_i = min(1, c p_i |update_i|), m of them on average, and weight p_i / q_i: the least variance for so many uploads.
+
+    It saves uploads, not work, and needs norms of individual updates: not for secure aggregation.
+    """
+
+    decides_later: ClassVar[bool] = True
+
+    clients_per_round: int = 10
+
+    def sample(self, server: Server) -> Selection:
+        return Full().sample(server)
+
+    def moments(self, server: Server) -> Moments:
+        raise UserError("sampler.name: what optimal does depends on the updates; it has no statistics beforehand")
+
+    def decide(self, server: Server, answers: Updates) -> Selection:
+        m = self.clients_per_round
+        if m < 1:
+            raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
+        importance = server.importance[answers.clients]
+        norms = np.nan_to_num(answers.norms().double().cpu().numpy(), nan=0.0, posinf=0.0)
+        chance = water_fill(importance * norms, min(m, int(np.count_nonzero(importance * norms))))
+        coins = random.uniform(random.key(server.seed, "sampling coin", server.version, answers.clients), 1)[:, 0]
+        drawn = coins < chance
+        return Selection(answers.clients[drawn], importance[drawn] / chance[drawn])
