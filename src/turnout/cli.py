@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
+from turnout.display import client_columns, err, out, show_judgements, show_outlook, show_summary, show_tuned
 from turnout.errors import UserError, unknown
 from turnout.files import as_json_text
 from turnout.local.sgd import LocalSGD
@@ -24,7 +24,7 @@ from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
 from turnout.run import execute
-from turnout.studies.study import FAILS, Judgement, Results
+from turnout.studies.study import FAILS
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -32,8 +32,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
@@ -132,67 +130,9 @@ def _run(
     if as_json:
         _print_json({"run": str(folder), **result.summary()})
     else:
-        _show_summary(folder, {**result.summary(), "clients": _client_columns(result.audit)})
+        show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
     if result.server.stopped and result.server.stopped.startswith("diverged"):
         raise typer.Exit(1)
-
-
-def _client_columns(audit: Any) -> dict[str, list[float]]:
-    return {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
-
-
-def _show_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Where the run ended, and the turnout audit."""
-    audit, measures = summary["audit"], summary["measures"]
-    length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
-    out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
-    table = Table("measure", "weighted", "mean", "std", "worst decile", title="Over clients", title_justify="left")
-    for name in sorted(name for name in measures if f"{name}_mean" in measures):
-        columns = (measures[name], *(measures[f"{name}_{part}"] for part in ("mean", "std", "worst_decile")))
-        table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in columns))
-    for name in (name for name in measures if name.startswith("central_")):
-        table.add_row(name.replace("_", " "), f"{measures[name]:.4f}", "", "", "")
-    out.print(table)
-    _show_audit(audit, summary["clients"])
-    if "efficiency" in summary:
-        _show_efficiency(summary["efficiency"])
-
-
-def _show_efficiency(found: dict[str, float]) -> None:
-    table = Table(show_header=False, title="How the clients' work was used", title_justify="left")
-    table.add_row("a round takes", duration(found["round_seconds"]))
-    table.add_row("updates used, a client and round", f"{found['eur_with_bypass']:.3f}")
-    table.add_row("models sent, a client and round", f"{found['sync_ratio']:.3f}")
-    table.add_row("work lost", f"{found['futility']:.1%} of {found['work_assigned']:.0f} jobs")
-    table.add_row("traffic down, up", f"{found['bytes_down'] / 1e6:.4g} MB, {found['bytes_up'] / 1e6:.4g} MB")
-    out.print(table)
-
-
-def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
-    table = Table(show_header=False, title="Turnout audit: whose data counted", title_justify="left")
-    table.add_row("clients heard", f"{audit['clients'] - audit['never_heard']} of {audit['clients']}")
-    table.add_row("updates used", str(audit["contributions"]))
-    failures = ", ".join(f"{count} {reason}" for reason, count in sorted(audit["failures"].items())) or "none"
-    table.add_row("jobs that brought nothing", failures)
-    if audit["linear"] and audit["ratio_min"] is not None:
-        table.add_row(
-            "realised / intended share", f"{audit['ratio_min']:.2f} to {audit['ratio_max']:.2f} (1 = as intended)"
-        )
-        table.add_row("chi-square of the shares", f"{audit['chi_square']:.4f} (0 = as intended)")
-        table.add_row("mean sum of weights", f"{audit['mean_weight']:.3f}")
-        table.add_row("variance of weights", f"{audit['weight_variance']:.4f}")
-        order = sorted(range(len(clients["intended"])), key=lambda i: clients["realised"][i] - clients["intended"][i])
-        for label, picked in (("counted least", order[:3]), ("counted most", order[:-4:-1])):
-            row = ", ".join(f"{i} ({clients['realised'][i]:.4f} for {clients['intended'][i]:.4f})" for i in picked)
-            table.add_row(label, row)
-    elif not audit["linear"]:
-        table.add_row("weights", "the rule is not a weighted sum: selections are counted instead")
-    staleness = audit["staleness"]
-    if set(staleness) - {"0"}:
-        table.add_row("staleness", ", ".join(f"{age}: {count}" for age, count in staleness.items()))
-    for kind, count in audit["events"].items():
-        table.add_row(kind.replace("_", " "), str(count))
-    out.print(table)
 
 
 @app.command()
@@ -211,20 +151,7 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
         if as_json:
             _print_json(found.as_dict())
         else:
-            _show_outlook(found)
-
-
-def _show_outlook(found: advice.Outlook) -> None:
-    speeds = f"jobs take {duration(found.fastest_seconds)} to {duration(found.slowest_seconds)} in the mean"
-    out.print(f"\n[bold]{found.clients} clients[/bold]; {speeds}", highlight=False)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for number, header in enumerate(advice.HEADERS):
-        table.add_column(header, justify="right" if number else "left", no_wrap=True)
-    for row in (row for row in found.policies if row.refused is None):
-        table.add_row(*advice.cells(row))
-    out.print(table)
-    for text in (advice.LEGEND, *found.advice):
-        out.print(f"\n{text}", highlight=False, markup=False)
+            show_outlook(found)
 
 
 @app.command("tune")
@@ -262,28 +189,9 @@ def tune_options(
             _print_json(tune.as_dict(tuning, found))
         else:
             for tuned in found:
-                _show_tuned(tuning, tuned)
+                show_tuned(tuning, tuned)
     if any(tuned.best is None for tuned in found):
         raise typer.Exit(1)
-
-
-def _show_tuned(tuning: tune.Tuning, tuned: tune.Tuned) -> None:
-    best = tuned.best
-    options = [choice.option for choice in tuning.choices]
-    table = Table(*options, tuning.measure.replace("_", " "), "rounds", "time", "", title_justify="left")
-    table.title = f"{tuned.scheme}: {len(tuned.trials)} values tried"
-    for trial in tuning.in_order(tuned.trials):
-        last = trial.runs[-1]
-        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
-        cells = [escape(text) for text in trial.point]
-        table.add_row(*cells, value, str(last.rounds), duration(last.virtual_seconds), "best" if trial is best else "")
-    out.print(table)
-    if best is None:
-        out.print("Every value diverged: try smaller ones.\n")
-        return
-    for sentence in tuning.ends(best):
-        out.print(f"{sentence}.", highlight=False, markup=False)
-    out.print(f"{tuning.command(tuned.scheme, best.point)}\n", highlight=False, markup=False, soft_wrap=True)
 
 
 def _listing() -> dict[str, dict[str, Any]]:
@@ -385,7 +293,7 @@ def inspect(
             reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
             out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
         else:
-            _show_summary(folder, summary)
+            show_summary(folder, summary)
 
 
 def _last_row(folder: Path) -> dict[str, Any]:
@@ -440,7 +348,7 @@ def show_study(
         study = studies.find(name)
         if folder is not None:
             results = study.read(folder)
-            _show_judgements(study, results, study.judge(results))
+            show_judgements(study, results, study.judge(results))
             return
         for text in (study.title, study.source, f"{study.setting}\n\nSizes: {', '.join(study.sizes)}"):
             out.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
@@ -485,17 +393,6 @@ def run_study(
         about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
         _print_json({**about, "claims": [judgement.as_dict() for judgement in judgements]})
     else:
-        _show_judgements(study, results, judgements)
+        show_judgements(study, results, judgements)
     if strict and any(judgement.verdict == FAILS for judgement in judgements):
         raise typer.Exit(3)
-
-
-def _show_judgements(study: studies.Study, results: Results, judgements: list[Judgement]) -> None:
-    out.print(f"\n[bold]{study.name}[/bold], size {results.size}, {len(results.seeds)} seeds", highlight=False)
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
-    out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
-    table = Table("claim", "mean, 95 %", "rule", "verdict")
-    for judgement in judgements:
-        measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"
-        table.add_row(escape(judgement.claim.name), measured, judgement.claim.rule, judgement.verdict)
-    out.print(table)
