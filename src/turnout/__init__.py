@@ -37,6 +37,7 @@ from turnout.sampling.full import Full
 from turnout.sampling.md import MD
 from turnout.sampling.optimal import Optimal
 from turnout.sampling.poisson_binomial import PoissonBinomial
+from turnout.sampling.power_of_choice import PowerOfChoice
 from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.target import Target
 from turnout.sampling.uniform import Uniform
@@ -54,7 +55,7 @@ __all__ = [
     "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Evaluation", "Experiment", "FedAdagrad",
     "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProx", "FedYogi",
     "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Optimal", "Plan", "PoissonBinomial", "Policy",
-    "Population", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server",
-    "Simulation", "Stopping", "Target", "Task", "Uniform", "UserError", "datasets", "devices", "execute", "models",
-    "partition", "rehearse", "schedule", "simulate",
+    "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold",
+    "Schedule", "Server", "Simulation", "Stopping", "Target", "Task", "Uniform", "UserError", "datasets",
+    "devices", "execute", "models", "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

@@ -1,0 +1,54 @@
+"""Power of choice: of some candidates, those with the largest loss.
+
+Cho, Wang, Joshi, "Client selection in federated learning: convergence analysis and power-of-choice selection
+strategies", 2020 (pi_pow-d).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from turnout import random
+from turnout.errors import UserError
+from turnout.local.loss_report import LossReport
+from turnout.sampling.sampler import IntArray, Moments, Sampler, Selection
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+@dataclass
+class PowerOfChoice(Sampler):
+    """`candidates` clients, drawn without replacement in proportion to importance, report their loss of the current
+    model; the `clients_per_round` with the largest train, and count 1 / m each. **Biased** towards clients that fit
+    badly: faster at first, and to another optimum. The reports cost a download and the time of an answer."""
+
+    clients_per_round: int = 10
+    candidates: int = 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.clients_per_round <= self.candidates:
+            given = self.clients_per_round
+            raise UserError(f"sampler.clients_per_round: {given} must be from 1 to the {self.candidates} candidates")
+
+    def moments(self, server: Server) -> Moments:
+        raise UserError("sampler.name: power_of_choice depends on the losses; it has no statistics beforehand")
+
+    def sample(self, server: Server) -> Selection:
+        asked = self.draw(server)
+        server.invite(asked, LossReport())
+        answers = server.wait(of=asked)
+        losses = answers["loss"].double().cpu().numpy() if len(answers) else np.zeros(0)
+        order = np.lexsort((answers.clients, -np.nan_to_num(losses, nan=-np.inf)))[: self.clients_per_round]
+        return Selection(answers.clients[order], np.full(len(order), 1 / max(1, len(order))))
+
+    def draw(self, server: Server) -> IntArray:
+        """The candidates: the largest of u_i^(1 / p_i) are a draw in proportion to p_i."""
+        matter = np.flatnonzero(server.importance)
+        matter = matter[server.online().contains(matter)]
+        chances = random.uniform(random.key(server.seed, "sampling candidate", server.version, matter), 1)[:, 0]
+        score = np.log(np.maximum(chances, 2.0**-54)) / server.importance[matter]
+        return np.sort(matter[np.argsort(-score, kind="stable")[: self.candidates]])
