@@ -281,8 +281,7 @@ def tune(
     report: Report = lambda _: None,
 ) -> tuple[Tuning, list[Tuned]]:
     """The best values of `options` for each scheme (the configuration's own algorithm, unless named), by at most
-    `budget` runs a scheme. Mistakes are found before the first run, as far as
-    the first values can tell."""
+    `budget` runs a scheme. Mistakes are found before the first run, as far as the first values can tell."""
     choices = [Choice.parse(text) for text in options or (DEFAULT,)]
     names = [choice.option for choice in choices]
     for name, value in (("budget", budget), ("seeds", seeds)):

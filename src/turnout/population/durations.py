@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 
 from turnout.local.sgd import LocalSGD
-from turnout.population.availability import Always
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
 
@@ -36,12 +35,10 @@ class Durations:
         down, up = links.download_seconds(seed, ids, bytes_down), links.upload_seconds(seed, ids, bytes_up)
         return cls(population, np.asarray(work.num_steps(samples)), samples, down, up)
 
-    @cached_property
+    @property
     def reliable(self) -> bool:
         """Whether every job ends with an update, and nothing but its own duration delays it."""
-        people = self.population
-        calm = isinstance(people.availability, Always) and not people.changes and np.isinf(people.links.server)
-        return calm and not np.any(np.asarray(people.crashes.probability))
+        return self.population.reliable
 
     @property
     def fixed(self) -> bool:

@@ -161,6 +161,12 @@ class Population:
         """Whether clients join or leave during a run."""
         return self.joined_at is not None or self.left_at is not None
 
+    @cached_property
+    def reliable(self) -> bool:
+        """Whether every job ends with an update, and nothing but its own duration delays it."""
+        calm = isinstance(self.availability, Always) and not self.changes and bool(np.isinf(self.links.server))
+        return calm and not np.any(np.asarray(self.crashes.probability))
+
     def members(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
         """Who belongs to the population at that time."""
         here = np.ones(len(ids), bool)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.population import devices
 from turnout.population.availability import Crashes
@@ -62,10 +61,3 @@ TASKS = {
     "mnist": SafaTask(100, 50, 5600.0, epochs=5, batch_size=40, lr=1e-3, slowest=0.016, train_share=6 / 7),
     "kdd99": SafaTask(500, 100, 1620.0, epochs=5, batch_size=100, lr=1e-2, slowest=0.012, train_share=0.7),
 }
-
-
-def safa_task(name: str) -> SafaTask:
-    """`boston` (task 1), `mnist` (task 2) or `kdd99` (task 3)."""
-    if name not in TASKS:
-        raise UserError(f"safa_task: {name!r} is not one of {', '.join(TASKS)}")
-    return TASKS[name]

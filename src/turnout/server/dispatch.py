@@ -46,6 +46,9 @@ class Dispatch:
     def __init__(self, population: Population, task: Task) -> None:
         self.population, self.task = population, task
         self.ticks = population.ticks_per_second
+        steady = population.devices.each == "client" and population.size <= _MOST_COLUMNS
+        self._certain = population.reliable and steady  # whether all of a job is known beforehand
+        self._durations: tuple[LocalSGD, Durations] | None = None  # of the work last asked for
         self._last: LocalSGD | None = None  # the work of the invitation before
         self._columns: dict[str, list[Any]] | None = None  # what a job of that work takes, by client
 
@@ -66,7 +69,10 @@ class Dispatch:
         return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.payload_shapes(self.task).values()))
 
     def durations(self, work: LocalSGD) -> Durations:
-        return Durations.of(self.population, work, self.bytes_down(work), self.bytes_up(work))
+        if self._durations is None or self._durations[0] is not work:
+            found = Durations.of(self.population, work, self.bytes_down(work), self.bytes_up(work))
+            self._durations = work, found
+        return self._durations[1]
 
     def jobs(self, invitation: Invitation, clock: int, version: int) -> list[Job]:
         """The jobs that begin with an invitation at tick `clock`."""
@@ -79,22 +85,21 @@ class Dispatch:
 
     def _known(self, invitation: Invitation) -> dict[str, list[Any]] | None:
         """Columns over all clients, where nothing can go wrong and the work has been asked for before."""
-        if invitation.keep is not None or invitation.options or invitation.hold:
+        if not self._certain or invitation.keep is not None or invitation.options or invitation.hold:
             return None
         if self._last is not invitation.work:
             self._last, self._columns = invitation.work, None
             return None
-        if self._columns is None and self.population.size <= _MOST_COLUMNS:
+        if self._columns is None:
             durations = self.durations(invitation.work)
-            if durations.reliable and durations.fixed:
-                down, up = durations.down.tolist(), durations.up.tolist()
-                self._columns = {
-                    "ticks": durations.ticks(0).tolist(),
-                    "seconds": list(zip(down, durations.compute(0).tolist(), up, strict=True)),
-                    "samples": durations.samples.tolist(),
-                    "steps": durations.steps.tolist(),
-                    "bytes": [(self.bytes_down(invitation.work), self.bytes_up(invitation.work))],
-                }
+            down, up = durations.down.tolist(), durations.up.tolist()
+            self._columns = {
+                "ticks": durations.ticks(0).tolist(),
+                "seconds": list(zip(down, durations.compute(0).tolist(), up, strict=True)),
+                "samples": durations.samples.tolist(),
+                "steps": durations.steps.tolist(),
+                "bytes": [(self.bytes_down(invitation.work), self.bytes_up(invitation.work))],
+            }
         return self._columns
 
     @staticmethod
