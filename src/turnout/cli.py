@@ -365,7 +365,7 @@ def run_study(
     seeds: Annotated[int, typer.Option(help="Fewer than five decide nothing.")] = 5,
     data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data lies; else TURNOUT_DATA.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
-    workers: Annotated[int, typer.Option(help="Processes that share the trials, on a CPU.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that share the trials.")] = 1,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="For trials and results; finished ones are reused.")
     ] = None,

@@ -49,10 +49,9 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     assert alone.trials == shared.trials
 
 
-@pytest.mark.parametrize(("workers", "device"), [(0, "cpu"), (2, "cuda")])
-def test_workers_that_cannot_be(workers: int, device: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{workers} workers"):
-        studies.find("safa_time").run("small", [0], tmp_path, workers=workers, device=device)
+def test_workers_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="0 workers"):
+        studies.find("safa_time").run("small", [0], tmp_path, workers=0)
 
 
 def test_safa_closes_sooner_than_fedavg(tmp_path: Path) -> None:

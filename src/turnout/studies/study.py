@@ -16,7 +16,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -133,8 +133,10 @@ class Claim:
 class Trials:
     """Carries out each trial once. Finished ones are lines of a file, and are read back by the next run."""
 
-    def __init__(self, path: Path, heading: dict[str, Any], experiment: Experiment, say: Say, workers: int = 1) -> None:
-        self.path, self.heading, self._experiment, self._say = path, json.loads(as_json_text(heading)), experiment, say
+    def __init__(
+        self, path: Path, heading: dict[str, Any], prepare: Callable[[], Experiment], say: Say, workers: int = 1
+    ) -> None:
+        self.path, self.heading, self._prepare, self._say = path, json.loads(as_json_text(heading)), prepare, say
         self.workers = workers
         self._done = dict(self._read())
         self._asked: dict[str, tuple[Trial, Measures]] = {}
@@ -150,15 +152,19 @@ class Trials:
         self._asked[key] = trial, self._done[key]
         return self._done[key]
 
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return self._prepare()
+
     def ahead(self, trials: Iterable[Trial]) -> None:
-        """Carry out these trials, which do not depend on each other, in as many processes as there are workers."""
+        """Carry out these trials, which do not depend on each other, in as many processes as there are workers.
+
+        The processes are new ones, since CUDA does not outlive a fork."""
         missing = [trial for trial in trials if _key(trial) not in self._done]
         if self.workers == 1 or len(missing) < 2:
             return
         started = time.perf_counter()
-        global _experiment  # processes are forked: they find it there
-        _experiment = self._experiment
-        with multiprocessing.get_context("fork").Pool(self.workers) as pool:
+        with multiprocessing.get_context("spawn").Pool(self.workers, _begin, (self._prepare,)) as pool:
             for trial, measures in pool.imap_unordered(_carry_out, missing):
                 self._done[_key(trial)] = measures
                 self._append(_key(trial), measures)
@@ -224,7 +230,7 @@ class Study:
     ) -> Results:
         """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl` and `results.json` there.
 
-        With several `workers` on a CPU, trials that do not depend on each other run at once; the results are the same.
+        With several `workers` trials that do not depend on each other run at once; the results are the same.
         """
         if size not in self.sizes:
             raise unknown("study size", size, self.sizes)
@@ -235,9 +241,10 @@ class Study:
             raise UserError("study: no seeds; at least one is needed, and five for a verdict")
         setting = {**asdict(chosen), "engine": {**asdict(plan), "torch": torch.__version__}}
         heading = {"study": self.name, "size": size, **setting}
-        if workers < 1 or (workers > 1 and device != "cpu"):
-            raise UserError(f"study: {workers} workers; it must be at least 1, and 1 on a device")
-        trials = Trials(folder / "trials.jsonl", heading, self.experiment(chosen, data, plan), say, workers)
+        if workers < 1:
+            raise UserError(f"study: {workers} workers; it must be at least 1")
+        prepare = partial(self.experiment, chosen, data, plan)
+        trials = Trials(folder / "trials.jsonl", heading, prepare, say, workers)
         tuned = self.script(chosen, seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
         results.save(folder / "results.json", self.judge(results))
@@ -263,6 +270,11 @@ def plan_for(device: str) -> Plan:
 
 
 _experiment: Experiment | None = None  # what a worker carries out
+
+
+def _begin(prepare: Callable[[], Experiment]) -> None:
+    global _experiment
+    _experiment = prepare()
 
 
 def _carry_out(trial: Trial) -> tuple[Trial, Measures]:
