@@ -358,41 +358,90 @@ def show_study(
         out.print(table)
 
 
+Size = Annotated[str, typer.Option(help="small (seconds, for trying it out) or default.")]
+Seeds = Annotated[int, typer.Option(help="Fewer than five decide nothing.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where the data lies; else the folder TURNOUT_DATA.")
+]
+Device = Annotated[str, typer.Option(help="cpu, or cuda.")]
+Workers = Annotated[int, typer.Option(help="Processes that share the trials.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if a claim does not hold.")]
+
+
 @study_app.command("run")
 def run_study(
     name: StudyName,
-    size: Annotated[str, typer.Option(help="small (seconds, for trying it out) or default.")] = "default",
-    seeds: Annotated[int, typer.Option(help="Fewer than five decide nothing.")] = 5,
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data lies; else TURNOUT_DATA.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
-    workers: Annotated[int, typer.Option(help="Processes that share the trials.")] = 1,
+    size: Size = "default",
+    seeds: Seeds = 5,
+    data: DataFolder = None,
+    device: Device = "cpu",
+    workers: Workers = 1,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="For trials and results; finished ones are reused.")
     ] = None,
     as_json: Json = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if a claim does not hold.")] = False,
+    strict: Strict = False,
 ) -> None:
     """Run a study and judge its claims; run it again to go on where it stopped.
 
     Example: turnout study run asynchronous_bias --size small
     """
     with _sentences():
-        study = studies.find(name)
-        folder = folder or Path("runs") / f"{name}-{size}"
-        results = study.run(
-            size,
-            range(seeds),
-            folder,
-            data=data,
-            device=device,
-            workers=workers,
-            say=lambda line: err.print(line, highlight=False, markup=False, soft_wrap=True),
-        )
-    judgements = study.judge(results)
+        document, failed = _study(name, size, seeds, data, device, workers, folder, as_json)
     if as_json:
-        about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
-        _print_json({**about, "claims": [judgement.as_dict() for judgement in judgements]})
-    else:
-        show_judgements(study, results, judgements)
-    if strict and any(judgement.verdict == FAILS for judgement in judgements):
+        _print_json(document)
+    if strict and failed:
         raise typer.Exit(3)
+
+
+@study_app.command("all")
+def run_studies(
+    size: Size = "default",
+    seeds: Seeds = 5,
+    data: DataFolder = None,
+    device: Device = "cpu",
+    workers: Workers = 1,
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="With a folder for each study.")] = Path(
+        "runs"
+    ),
+    as_json: Json = False,
+    strict: Strict = False,
+) -> None:
+    """Run every study, one after the other, and judge its claims.
+
+    Example: turnout study all --size small
+    """
+    found = []
+    with _sentences():
+        for name in studies.names():
+            found.append(_study(name, size, seeds, data, device, workers, folder / f"{name}-{size}", as_json))
+    if as_json:
+        _print_json([document for document, _ in found])
+    if strict and any(failed for _, failed in found):
+        raise typer.Exit(3)
+
+
+def _study(
+    name: str,
+    size: str,
+    seeds: int,
+    data: Path | None,
+    device: str,
+    workers: int,
+    folder: Path | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], bool]:
+    """Run one, and show it unless it goes into a document; whether a claim does not hold."""
+    study = studies.find(name)
+    folder = folder or Path("runs") / f"{name}-{size}"
+
+    def say(line: str) -> None:
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    results = study.run(size, range(seeds), folder, data=data, device=device, workers=workers, say=say)
+    judgements = study.judge(results)
+    if not as_json:
+        show_judgements(study, results, judgements)
+    about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
+    document = {**about, "claims": [judgement.as_dict() for judgement in judgements]}
+    return document, any(judgement.verdict == FAILS for judgement in judgements)

@@ -108,8 +108,9 @@ def show_tuned(tuning: tune.Tuning, tuned: tune.Tuned) -> None:
 
 def show_judgements(study: studies.Study, results: Results, judgements: list[Judgement]) -> None:
     out.print(f"\n[bold]{study.name}[/bold], size {results.size}, {len(results.seeds)} seeds", highlight=False)
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
-    out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
+    if results.tuned:
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
+        out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
     table = Table("claim", "mean, 95 %", "rule", "verdict")
     for judgement in judgements:
         measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"

@@ -300,6 +300,18 @@ def test_strict_is_exit_code_3(terminal: Terminal) -> None:
     assert terminal("study", "run", "toy").code == 0
 
 
+@pytest.mark.usefixtures("toy")
+def test_all_runs_every_study(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "names", lambda: ["toy", "twin"])
+    answer = terminal("study", "all", "--size", "small", "--out", "here", "--strict", "--json")
+    assert answer.code == 3
+    assert [(one["study"], one["folder"]) for one in answer.json()] == [
+        ("toy", "here/toy-small"),
+        ("twin", "here/twin-small"),
+    ]
+    assert terminal.done("study", "all", "--size", "small", "--out", "here").out.count("toy, size small") == 2
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "study": (["show", "asynchronous_bia"], "study: unknown name 'asynchronous_bia'; did you mean asynchronous_bias?"),
     "size": (["run", "asynchronous_bias", "--size", "smal"], "study size: unknown name 'smal'; did you mean small?"),

@@ -235,9 +235,9 @@ class SafaAccuracy(SafaTraining):
 Task 1: Boston Housing, linear regression from zero, 5 clients, 100 rounds of 3 epochs, batch 5, lr 1e-4, accuracy
 1 - mean |y - y'| / max(y, y'). Task 3: KDD99, linear SVM (squared hinge) from zero, 500 clients, 100 rounds of 5
 epochs, batch 100, lr 1e-2. Slices of the file with Gaussian sizes, 70 % of each for training; features (and Boston's
-target) scaled to [0, 1]. Crash rates 0.1, 0.3, 0.5, 0.7 and fractions 0.1, 0.3, 0.5, 0.7, 1; the best accuracy over the rounds,
-on the clients' own test samples. SAFA with the conventions of the published tables (`safa_thesis`); local training is
-averaged once, as if the run ended there.
+target) scaled to [0, 1]. Crash rates 0.1, 0.3, 0.5, 0.7 and fractions 0.1, 0.3, 0.5, 0.7, 1; the best accuracy over the
+rounds, on the clients' own test samples. SAFA with the conventions of the published tables (`safa_thesis`); local
+training is averaged once, as if the run ended there.
 Other than in the source: several seeds; the best model is not carried over between
 rounds; no training before round 1."""
     sizes = {
