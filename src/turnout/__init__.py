@@ -43,7 +43,7 @@ from turnout.sampling.target import Target
 from turnout.sampling.uniform import Uniform
 from turnout.server.policy import Policy, Schedule
 from turnout.server.rehearsal import rehearse, schedule
-from turnout.server.server import KEEP, Server
+from turnout.server.server import CURRENT, KEEP, Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
@@ -51,7 +51,7 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "Centralised",
+    "CURRENT", "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "Centralised",
     "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Evaluation", "Experiment", "FedAdagrad",
     "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProx", "FedYogi",
     "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Optimal", "Plan", "PoissonBinomial", "Policy",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, check_positive, check_seconds
+from turnout.errors import UserError, check_positive, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.sampling.full import Full
@@ -19,8 +19,10 @@ from turnout.sampling.sampler import FloatArray, Sampler, Selection
 from turnout.sampling.uniform import Uniform
 from turnout.server.optimisers import Gradient
 from turnout.server.policy import Policy
-from turnout.server.server import Server
+from turnout.server.server import CURRENT, Server
 from turnout.server.updates import Updates
+
+NORMALISE = ("invited", "responders")
 
 
 @dataclass
@@ -29,8 +31,9 @@ class FedAvg(Algorithm):
 
     With a `deadline` the server stops waiting so many seconds after the models are out, and cancels whoever is late;
     `wait_for_crashed` makes it wait until then for clients it knows to have failed. `wait_for` closes the round at that
-    many answers (over-selection: invite more than are needed), whose weights are scaled up to stand for all invited. A
-    round that finds nobody online takes `retry` seconds.
+    many answers (over-selection: invite more than are needed), whose weights are scaled up to stand for all invited.
+    The weight of a client that does not answer is lost; `normalise` responders gives it to those who do, which is what
+    most frameworks do, and **biased** if it matters who is silent. A round that finds nobody online takes `retry` seconds.
     """
 
     local: LocalSGD
@@ -40,8 +43,11 @@ class FedAvg(Algorithm):
     wait_for: int | None = None
     wait_for_crashed: bool = False
     retry: float = 1.0
+    normalise: str = "invited"
 
     def __post_init__(self) -> None:
+        if self.normalise not in NORMALISE:
+            raise unknown("algorithm.normalise", self.normalise, NORMALISE)
         for name in ("server_lr", "wait_for"):
             check_positive(f"algorithm.{name}", getattr(self, name))
         for name in ("deadline", "retry"):
@@ -55,9 +61,10 @@ class FedAvg(Algorithm):
         for _ in server.rounds():
             chosen = self.choose(server)
             everybody, invited = chosen.clients, len(chosen.clients)
-            work = self.work(server)
-            server.invite(chosen.clients, work, hold=self.sampler.decides_later)
-            limit = None if self.deadline is None else self.deadline + server.push_seconds(invited, work)
+            work = self.work(server).reporting(self.sampler.report)
+            server.invite(chosen.clients, work, CURRENT if chosen.informed else None, hold=self.sampler.decides_later)
+            sending = 0.0 if chosen.informed else server.push_seconds(invited, work)
+            limit = None if self.deadline is None else self.deadline + sending
             close = server.now + (limit or 0.0)
             enough = min(self.wait_for or invited, invited)
             updates = server.wait(enough or None, seconds=limit if invited else self.retry)
@@ -85,6 +92,8 @@ class FedAvg(Algorithm):
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         """How much each answer counts."""
         weights = chosen.weights_of(updates.clients)
+        if self.normalise == "responders" and weights.sum() > 0:
+            return weights * float(chosen.weights.sum() / weights.sum())
         closed_early = self.wait_for is not None and len(updates) == self.wait_for
         return weights * (len(chosen.clients) / len(updates)) if closed_early else weights
 

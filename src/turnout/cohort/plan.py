@@ -59,12 +59,12 @@ class Plan:
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
         """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
-        vectors = 5 + sum(len(shapes) for shapes in (work.payload_shapes(task), work.state_shapes(task)))
+        vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.state_shapes(task)))
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
         """How many trained results may wait for the clock to reach them."""
-        numbers = sum(torch.Size(shape).numel() for shape in work.payload_shapes(task).values())
+        numbers = sum(torch.Size(shape).numel() for shape in work.sends(task).values())
         return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
 
     def as_dict(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Cohort:
             return work.bind(option).step(task, params, carry, Batch(*batch, number))
 
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
-            return work.bind(option).finish(task, received, params, carry, state, self._client(chunk, local))
+            return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
 
         def mini_batches() -> Iterator[Batch]:
             if batches is None:
@@ -218,7 +218,7 @@ class Cohort:
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
             {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
-            for shapes in (jobs.work.payload_shapes(self.task), jobs.work.state_shapes(self.task))
+            for shapes in (jobs.work.sends(self.task), jobs.work.state_shapes(self.task))
         )
 
         def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
@@ -246,7 +246,7 @@ class Cohort:
             else:
                 for batch in mini_batches():
                     params, carry = work.step(task, params, carry, batch)
-            return *work.finish(task, received, params, carry, state, data), params
+            return *work.answer(task, received, params, carry, state, data), params
 
         def share(worker: int) -> None:
             with torch.no_grad():

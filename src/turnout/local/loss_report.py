@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
+from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task import Task
 
 
@@ -16,11 +16,36 @@ class LossReport(LocalSGD):
 
     lr: float = 0.0
     steps: int | None = 0
+    report: str = "loss"
 
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
-        return {"loss": ()}
+        return {}
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
-        return {"loss": data.mean(data.scan(lambda inputs, targets: task.losses(received, inputs, targets)))}, {}
+        return {}, {}
+
+
+@dataclass(frozen=True)
+class BatchLossReport(LocalSGD):
+    """The same number of one mini-batch, drawn anew."""
+
+    lr: float = 0.0
+    steps: int | None = 1
+    batching: str = "draws"
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {"loss": ()}
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
+        return received, received.new_zeros(())
+
+    def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
+        losses = task.losses(params, batch.inputs, batch.targets)
+        return params, (losses * batch.weights).sum()
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        return {"loss": carry}, {}

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.errors import UserError
+from turnout.local import reports
 from turnout.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -97,8 +98,10 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
 
     def __post_init__(self) -> None:
+        reports.parse(self.report)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
@@ -162,6 +165,14 @@ class LocalSGD:
         """What comes back, by name: it decides the upload's size."""
         return {"delta": (task.size,)}
 
+    def sends(self, task: Task) -> dict[str, tuple[int, ...]]:
+        """The payload, and what is reported beside it."""
+        return self.payload_shapes(task) | reports.shapes(self.report, task)
+
+    def reporting(self, report: str) -> Self:
+        """The same work whose clients also report this."""
+        return self.bind({"report": report}) if report and report != self.report else self
+
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         """What the client keeps between its jobs, by name; created as zeros."""
         return {}
@@ -201,6 +212,13 @@ class LocalSGD:
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
         return {"delta": params - received}, {}
+
+    def answer(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        """What `finish` says, and the reports."""
+        payload, state = self.finish(task, received, params, carry, state, data)
+        return payload | reports.values(self.report, task, received, data), state
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""

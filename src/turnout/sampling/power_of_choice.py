@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class PowerOfChoice(Sampler):
     """`candidates` clients, drawn without replacement in proportion to importance, report their loss of the current
     model; the `clients_per_round` with the largest train, and count 1 / m each. **Biased** towards clients that fit
-    badly: faster at first, and to another optimum. The reports cost a download and the time of an answer."""
+    badly: faster at first, and to another optimum. The reports cost the time of an answer, and a download that those
+    who train do not need again."""
 
     clients_per_round: int = 10
     candidates: int = 20
@@ -43,7 +44,7 @@ class PowerOfChoice(Sampler):
         answers = server.wait(of=asked)
         losses = answers["loss"].double().cpu().numpy() if len(answers) else np.zeros(0)
         order = np.lexsort((answers.clients, -np.nan_to_num(losses, nan=-np.inf)))[: self.clients_per_round]
-        return Selection(answers.clients[order], np.full(len(order), 1 / max(1, len(order))))
+        return Selection(answers.clients[order], np.full(len(order), 1 / max(1, len(order))), informed=True)
 
     def draw(self, server: Server) -> IntArray:
         """The candidates: the largest of u_i^(1 / p_i) are a draw in proportion to p_i."""

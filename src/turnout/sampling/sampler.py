@@ -25,6 +25,7 @@ class Selection:
 
     clients: IntArray
     weights: FloatArray
+    informed: bool = False  # whether they have been sent the current model already, to report on it
 
     def weights_of(self, clients: IntArray) -> FloatArray:
         """The weights of those who answered, in their order."""
@@ -40,6 +41,7 @@ class Sampler:
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
     decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
+    report: ClassVar[str] = ""  # what it wants to be told beside every update: see `turnout.local.reports`
 
     def sample(self, server: Server) -> Selection:
         raise NotImplementedError

@@ -66,7 +66,7 @@ class Dispatch:
         return self._wire_bytes(work.download_numbers(self.task))
 
     def bytes_up(self, work: LocalSGD) -> int:
-        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.payload_shapes(self.task).values()))
+        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.sends(self.task).values()))
 
     def durations(self, work: LocalSGD) -> Durations:
         if self._durations is None or self._durations[0] is not work:

@@ -45,13 +45,15 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Keep:
-    """The type of `KEEP`. With `full_time` the job takes as long as one that begins anew with a download: the time
-    model of the SAFA tables."""
+    """The type of `KEEP` and `CURRENT`. With `full_time` the job takes as long as one that begins anew with a download:
+    the time model of the SAFA tables."""
 
     full_time: bool = False
+    current: bool = False  # what the client has is the current model
 
 
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
+CURRENT = Keep(current=True)  # no download: the client was sent the current model before, and has said something of it
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
 
 
@@ -164,9 +166,10 @@ class Server:
     ) -> None:
         """Send `model` and start one job at each client; never advances the clock.
 
-        `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)` or `KEEP`. Numbers of the
-        work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`. `again` is a standing
-        invitation: the client restarts on the current model once it has delivered, until it fails or is cancelled.
+        `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)`, `KEEP` or `CURRENT`.
+        Numbers of the work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`. `again` is a
+        standing invitation: the client restarts on the current model once it has delivered, until it fails or is
+        cancelled.
         """
         raise NotImplementedError
 

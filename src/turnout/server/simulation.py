@@ -113,7 +113,9 @@ class Simulation(Server):
         """What each job starts from: model, version, the key of its batches, and the share of it already done."""
         none_done = np.zeros(len(ids))
         if isinstance(model, Keep):
-            return self._continued(ids, numbers)
+            if not model.current:
+                return self._continued(ids, numbers)
+            model = None
         if isinstance(model, tuple):
             rows, group = model[0], np.asarray(model[1], np.int64)
             if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
