@@ -33,7 +33,8 @@ class FedAvg(Algorithm):
     `wait_for_crashed` makes it wait until then for clients it knows to have failed. `wait_for` closes the round at that
     many answers (over-selection: invite more than are needed), whose weights are scaled up to stand for all invited.
     The weight of a client that does not answer is lost; `normalise` responders gives it to those who do, which is what
-    most frameworks do, and **biased** if it matters who is silent. A round that finds nobody online takes `retry` seconds.
+    most frameworks do, and **biased** if it matters who is silent. A round that finds nobody online takes `retry`
+    seconds.
     """
 
     local: LocalSGD

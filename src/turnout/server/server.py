@@ -167,9 +167,9 @@ class Server:
         """Send `model` and start one job at each client; never advances the clock.
 
         `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)`, `KEEP` or `CURRENT`.
-        Numbers of the work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`. `again` is a
-        standing invitation: the client restarts on the current model once it has delivered, until it fails or is
-        cancelled.
+        Numbers of the work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`.
+        `again` is a standing invitation: the client restarts on the current model once it has delivered, until it fails
+        or is cancelled.
         """
         raise NotImplementedError
 
