@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -194,6 +195,7 @@ EXERCISES: dict[str, type[Algorithm]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedbuff": {"buffer_size": 3},
     "fedcs": {"deadline": 2.0},
+    "fedprof": {"clients_per_round": 4, "reference": normal(key(1, "test reference"), 100).reshape(20, 5)},
 }  # what a population of eight needs
 
 
@@ -203,7 +205,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         return EXERCISES[name](local())
     cls = registry.find("algorithm", name)
     options = SETTINGS.get(name, {}) | options
-    if "sampler" in cls.__dataclass_fields__ and name not in ("local", "centralised"):
+    if "sampler" in inspect.signature(cls).parameters and name not in ("local", "centralised"):
         options.setdefault("sampler", turnout.MD(4))
     return cls(local(), **options)
 

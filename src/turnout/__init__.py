@@ -4,18 +4,25 @@ from turnout import datasets, models
 from turnout.algorithms.algorithm import Algorithm
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.centralised import Centralised
+from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedadagrad import FedAdagrad
 from turnout.algorithms.fedadam import FedAdam
 from turnout.algorithms.fedasync import FedAsync
 from turnout.algorithms.fedavg import FedAvg
+from turnout.algorithms.fedavg_rp import FedAvgRP
 from turnout.algorithms.fedavgm import FedAvgM
 from turnout.algorithms.fedbuff import FedBuff
 from turnout.algorithms.fedcs import FedCS
 from turnout.algorithms.fedfix import FedFix
 from turnout.algorithms.fednova import FedNova
+from turnout.algorithms.fedprof import FedProf
 from turnout.algorithms.fedprox import FedProx
 from turnout.algorithms.fedyogi import FedYogi
 from turnout.algorithms.local import Local
+from turnout.algorithms.mifa import Mifa
+from turnout.algorithms.robust_fedavg import RobustFedAvg
+from turnout.algorithms.robust_fedprox import RobustFedProx
+from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.algorithms.safa import Safa
 from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
@@ -23,23 +30,32 @@ from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
-from turnout.population import devices, partition
-from turnout.population.availability import Always, Bernoulli, Crashes, Detection
+from turnout.population import adversary, devices, partition
+from turnout.population.availability import Always, Crashes, Detection
+from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
 from turnout.population.links import Links
 from turnout.population.population import Population
 from turnout.population.ragged import Ragged
+from turnout.population.traces import Trace
 from turnout.run import Experiment, Result, execute, simulate
+from turnout.sampling.adafed import AdaFed
+from turnout.sampling.afl import AFL
 from turnout.sampling.binomial import Binomial
+from turnout.sampling.cafed import CAFed
 from turnout.sampling.clustered_similarity import ClusteredSimilarity
 from turnout.sampling.clustered_size import ClusteredSize
+from turnout.sampling.f3ast import F3AST
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
 from turnout.sampling.md import MD
+from turnout.sampling.more_available import MoreAvailable
+from turnout.sampling.oort import Oort
 from turnout.sampling.optimal import Optimal
 from turnout.sampling.poisson_binomial import PoissonBinomial
 from turnout.sampling.power_of_choice import PowerOfChoice
 from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.target import Target
+from turnout.sampling.unbiased import Unbiased
 from turnout.sampling.uniform import Uniform
 from turnout.server.policy import Policy, Schedule
 from turnout.server.rehearsal import rehearse, schedule
@@ -51,11 +67,13 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "CURRENT", "KEEP", "MD", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "Centralised",
-    "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Evaluation", "Experiment", "FedAdagrad",
-    "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProx", "FedYogi",
-    "Fill", "Full", "Links", "Local", "LocalSGD", "Observer", "Optimal", "Plan", "PoissonBinomial", "Policy",
-    "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "Safa", "SafaThesis", "Scaffold",
-    "Schedule", "Server", "Simulation", "Stopping", "Target", "Task", "Uniform", "UserError", "datasets",
-    "devices", "execute", "models", "partition", "rehearse", "schedule", "simulate",
+    "AFL", "CFCFM", "CURRENT", "F3AST", "KEEP", "MD", "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli",
+    "Binomial", "CAFed", "Centralised", "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Diurnal",
+    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgRP", "FedBuff",
+    "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill", "Full", "Grouped", "Links", "Local",
+    "LocalSGD", "Markov", "Mifa", "MoreAvailable", "Observer", "Oort", "Optimal", "Plan", "PoissonBinomial",
+    "Policy", "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg", "RobustFedProx",
+    "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation", "Stopping", "Target",
+    "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary", "datasets", "devices", "execute", "models",
+    "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

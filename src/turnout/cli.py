@@ -35,13 +35,16 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
-KINDS = ("algorithms", "samplers", "datasets", "availability", "devices", "models", "partitions", "configs")
+KINDS = (
+    "algorithms", "samplers", "datasets", "availability", "adversaries", "devices", "models", "partitions", "configs",
+)  # fmt: skip
 
 
 # Arguments that a configuration fills in from its other sections.
 _FILLED_IN = {
     "algorithm": {"local", "sampler"},
     "partition": {"data", "clients", "seed", "part"},
+    "availability": {"clients"},
     "devices": {"clients"},
 }
 
@@ -207,6 +210,7 @@ def _listing() -> dict[str, dict[str, Any]]:
         "samplers": modules("sampler"),
         "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
         "availability": described(config.AVAILABILITY),
+        "adversaries": described(config.ADVERSARIES),
         "devices": described(config.DEVICES),
         "models": described(MODELS),
         "partitions": described(PARTITIONS),
@@ -248,6 +252,7 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "sampler": {n: registry.find("sampler", n) for n in registry.names("sampler")},
             "data": {n: datasets.loader(n) for n in datasets.names()},
             "availability": config.AVAILABILITY,
+            "adversary": config.ADVERSARIES,
             "devices": config.DEVICES,
             "model": MODELS,
             "partition": PARTITIONS,

@@ -28,8 +28,9 @@ from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.options import Section, call, check, options_of
-from turnout.population import devices
-from turnout.population.availability import Always, Bernoulli, Crashes, Detection
+from turnout.population import adversary, devices, traces
+from turnout.population.availability import Always, Availability, Crashes, Detection
+from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
 from turnout.population.links import Links
 from turnout.population.partition import PARTITIONS
 from turnout.population.population import Population
@@ -37,7 +38,23 @@ from turnout.run import Experiment
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
 
-AVAILABILITY: dict[str, Callable[..., Any]] = {"always": Always, "bernoulli": Bernoulli}
+AVAILABILITY: dict[str, Callable[..., Any]] = {
+    "always": Always,
+    "bernoulli": Bernoulli,
+    "clustered": clustered,
+    "diurnal": Diurnal,
+    "heterogeneous": heterogeneous,
+    "markov": Markov,
+    "trace": traces.read,
+}
+ADVERSARIES: dict[str, Callable[..., Any]] = {
+    "none": adversary.nobody,
+    "largest_norm": adversary.LargestNorm,
+    "random": adversary.Random,
+    "silence": adversary.Silence,
+    "starve": adversary.Starve,
+    "worst_case": adversary.WorstCase,
+}
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
@@ -78,8 +95,8 @@ class ClientSettings:
 
 
 SECTIONS = (
-    "run", "data", "partition", "clients", "devices", "links", "availability", "crashes", "detection", "model", "local",
-    "algorithm", "sampler", "evaluation", "engine",
+    "run", "data", "partition", "clients", "devices", "links", "availability", "crashes", "detection", "adversary",
+    "model", "local", "algorithm", "sampler", "evaluation", "engine",
 )  # fmt: skip
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 _FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
@@ -203,9 +220,9 @@ def _population(
     device_options = {"clients": counted.count} if device_name == "fx" else {}
     if device_name == "fixed" and not given["devices"]:
         given["devices"] = {"seconds": 1.0}
-    presence = _name(given, "availability", "always")
-    if presence not in AVAILABILITY:
-        raise unknown("availability.name", presence, AVAILABILITY)
+    foe = _name(given, "adversary", "none")
+    if foe not in ADVERSARIES:
+        raise unknown("adversary.name", foe, ADVERSARIES)
     columns = {
         name: None if (c := getattr(counted, name)) is None else np.asarray(c, float)
         for name in ("joined_at", "left_at")
@@ -222,11 +239,25 @@ def _population(
         model_bytes=counted.model_bytes,
         devices=make("devices", DEVICES[device_name], name=device_name, **device_options),
         links=make("links", Links),
-        availability=make("availability", AVAILABILITY[presence], name=presence),
+        availability=_presence(counted.count, given, complete, make),
         crashes=make("crashes", Crashes),
         detection=make("detection", Detection),
+        adversary=make("adversary", ADVERSARIES[foe], name=foe),
         **columns,
     )
+
+
+def _presence(clients: int, given: Settings, complete: Settings, make: Callable[..., Any]) -> Availability:
+    """Any model takes `groups`: who comes and goes together."""
+    name, groups = _name(given, "availability", "always"), given["availability"].pop("groups", None)
+    if name not in AVAILABILITY:
+        raise unknown("availability.name", name, AVAILABILITY)
+    filled_in = {"clients": clients} if "clients" in options_of(AVAILABILITY[name]) else {}
+    model: Availability = make("availability", AVAILABILITY[name], name=name, **filled_in)
+    if groups is None:
+        return model
+    complete["availability"]["groups"] = groups
+    return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
 
 def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Settings, make: Callable[..., Any]) -> Task:

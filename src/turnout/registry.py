@@ -16,7 +16,7 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
-_BASES = ("algorithm", "arrivals", "clusters", "sampler", "statistics")  # what the files of the packages build on
+_BASES = ("algorithm", "arrivals", "clusters", "presence", "sampler", "statistics")  # what the files build on
 
 
 def names(kind: str) -> list[str]:
@@ -34,6 +34,9 @@ def find(kind: str, name: str) -> type[Any]:
             raise UserError(f"{kind}.name: {name} is not a subclass of {base.__module__}.{base.__name__}")
         return found
     if name not in names(kind):
+        other = next((other for other in _PACKAGES if name in names(other)), None)
+        if other is not None:
+            raise UserError(f"{kind}.name: {name} is not one, it is a {other}; write {other}.name={name}")
         raise unknown(f"{kind}.name", name, names(kind))
     module = importlib.import_module(f"{package}.{name}")
     own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)

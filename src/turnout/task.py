@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch.func import functional_call, grad
 
 from turnout.cohort.flat import Layout
 from turnout.errors import UserError, unknown
-from turnout.models import find_batchnorm
+from turnout.models import LSTM, find_batchnorm
 from turnout.random import GOLDEN, mix
 
 SampleFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> [B]
@@ -101,6 +102,23 @@ def _key_dropout(module: nn.Module, prefix: str = "") -> None:
             _key_dropout(child, f"{path}.")
 
 
+RECURRENT = (nn.RNNBase, LSTM)
+
+
+def _features(layer: nn.Module, output: Any) -> Tensor | None:
+    """What a layer gives, `[B, ...]`; of a recurrent one the final hidden state of its last layer; else None."""
+    if isinstance(layer, nn.RNNBase):
+        state = output[1]
+        return cast(Tensor, (state[0] if isinstance(state, tuple) else state)[-1])
+    if isinstance(layer, LSTM):
+        return cast(Tensor, output[:, -1])
+    return output if isinstance(output, Tensor) else None
+
+
+def no_features(layer: str) -> UserError:
+    return UserError(f"layer: {layer!r} gives no tensor when the model is called; choose another")
+
+
 class Task:
     """Model + per-sample loss + metrics.
 
@@ -145,6 +163,7 @@ class Task:
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
         self.initial = self.layout.flatten(parameters)
         self.module.requires_grad_(False)
+        self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
         self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
         layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
         self._dropout = [f"{name}.key" if name else "key" for name in layers]
@@ -174,6 +193,38 @@ class Task:
         outputs: Tensor = functional_call(self.module, named, (inputs,))
         return outputs
 
+    def features(self, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
+        """`[B, ...]` what a layer gives (the last time it is asked) before what follows it, in evaluation mode; of a
+        recurrent layer the final hidden state. Layers are called as in `module.named_modules()`."""
+        seen: Tensor | None = None
+
+        def look(module: nn.Module, _inputs: object, output: object) -> None:
+            nonlocal seen
+            features = _features(module, output)
+            seen = None if features is None else features.clone()  # what follows may work in place
+
+        hook = self.layer(layer).register_forward_hook(look)
+        try:
+            self.outputs(params, inputs)
+        finally:
+            hook.remove()
+        if seen is None:
+            raise no_features(layer)
+        return seen
+
+    def layer(self, name: str) -> nn.Module:
+        """The layer of that name; the empty name is the model itself."""
+        layers: dict[str, nn.Module] = dict(self.module.named_modules())
+        if name not in layers:
+            raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
+        return layers[name]
+
+    @property
+    def first_linear(self) -> str:
+        """Name of the first fully connected layer; the model itself where it has none."""
+        linear = (name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear))
+        return next(linear, "")
+
     def losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
         """`[B]` loss of each sample."""
         losses = self.loss(self.outputs(params, inputs, key), targets)
@@ -197,13 +248,16 @@ class Task:
     @torch.no_grad()
     def activations(self, sample: Tensor, target: Tensor) -> int:
         """Bytes of all layer outputs for one sample `[1, ...]`; also the check that model and loss accept the data."""
-        total = 0
+        total, shapes = 0, {}
 
-        def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
             nonlocal total
             total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
+            features = _features(layer, output)
+            if features is not None:
+                shapes[name] = tuple(features.shape[1:])
 
-        hooks = [module.register_forward_hook(count) for module in self.module.modules()]
+        hooks = [layer.register_forward_hook(partial(count, name)) for name, layer in self.module.named_modules()]
         try:
             outputs = self.outputs(self.initial, sample)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -215,8 +269,9 @@ class Task:
         try:
             self.loss(outputs, target)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            shapes = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(target.shape[1:])}"
-            raise UserError(f"task.loss: it cannot compare {shapes}: {str(error).splitlines()[0]}") from error
+            compared = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(target.shape[1:])}"
+            raise UserError(f"task.loss: it cannot compare {compared}: {str(error).splitlines()[0]}") from error
+        self.layer_shapes = shapes
         return total
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:

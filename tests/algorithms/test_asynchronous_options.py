@@ -284,6 +284,9 @@ class Away:
     def online_until(self, seed: int, ids: IntArray, at: float) -> FloatArray:
         return np.full(len(ids), np.inf)
 
+    def online_from(self, seed: int, ids: IntArray, at: float) -> FloatArray:
+        return np.full(len(ids), self.since)
+
 
 @pytest.mark.parametrize(
     ("algorithm", "back"),

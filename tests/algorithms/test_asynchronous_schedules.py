@@ -449,6 +449,9 @@ class Erratic:
     def online_until(self, seed: int, ids: IntArray, at: float) -> FloatArray:
         return np.asarray(at + 3 - (np.asarray(at) + ids) % 4, np.float64)
 
+    def online_from(self, seed: int, ids: IntArray, at: float) -> FloatArray:
+        return np.asarray(at + 4 - (np.asarray(at) + ids) % 4, np.float64)
+
 
 def uses(history: History) -> list[tuple[float, int, int, int]]:
     """(arrival, round, client, version) of every update that counted."""

@@ -26,6 +26,14 @@ def test_same_seed_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_begins_anew_with_every_run(name: str) -> None:
+    plan = experiment(name, rounds=3)
+    one, two = turnout.execute(plan), turnout.execute(plan)
+    assert torch.equal(one.model, two.model)
+    assert same(one.rounds(), two.rounds())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_another_seed_is_another_run(name: str) -> None:
     one, two = turnout.execute(experiment(name)), turnout.execute(experiment(name, seed=6))
     if name == "local":  # the shared model is never touched: the clients' own models differ

@@ -30,6 +30,7 @@ COLUMNS = {
     "work_lost",
     "distribution_seconds",
     "round_seconds",
+    "missing_share",
 }
 WORK = local()
 BOTH = pytest.mark.parametrize("policy", [Safa, SafaThesis], ids=["carry_over", "bypass"])
@@ -74,6 +75,7 @@ def test_fedavg_by_hand() -> None:
     assert rounds["work_lost"] == pytest.approx([0.5 + 4 / 9, 4 / 9])
     assert rounds["distribution_seconds"] == pytest.approx([0.4, 0.4])
     assert rounds["round_seconds"] == pytest.approx([4.4, 4.4])
+    assert rounds["missing_share"] == pytest.approx([0.5, 0.25])
     assert found == pytest.approx(
         {
             "eur": 0.625,
@@ -86,6 +88,8 @@ def test_fedavg_by_hand() -> None:
             "work_lost": 0.5 + 8 / 9,
             "bytes_down": 800_000.0,
             "bytes_up": 500_000.0,
+            "missing_share": 0.375,
+            "missing_share_max": 0.5,
             "futility": (0.5 + 8 / 9) / 8,
             "futility_legacy": 0.0,
         }

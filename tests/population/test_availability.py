@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from turnout.errors import UserError
-from turnout.population.availability import Always, Availability, Bernoulli, Crashes, Detection
+from turnout.population.availability import Always, Availability, Crashes, Detection
+from turnout.population.chains import Bernoulli
 
 MANY = np.arange(20_000)
 odd = MANY % 2

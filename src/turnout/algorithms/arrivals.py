@@ -16,6 +16,8 @@ from turnout.server.server import Server
 from turnout.server.staleness import check_discount, discount
 from turnout.server.updates import CRASHED, LEFT, Updates
 
+_TICK = 2e-6  # seconds: an availability model tells times apart by microseconds
+
 
 @dataclass
 class Arrivals(Algorithm):
@@ -31,6 +33,7 @@ class Arrivals(Algorithm):
     discount_from: float = 0.0
     retry: float = 1.0
     absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
 
     def __post_init__(self) -> None:
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
@@ -51,7 +54,7 @@ class Arrivals(Algorithm):
         return self.local
 
     def begin(self, server: Server) -> None:
-        self.absent = np.zeros(0, np.int64)
+        self.absent, self.back_at = np.zeros(0, np.int64), np.zeros(0)
         durations = server.durations(self.local)
         self._invite(server, server.population.ids, self.policy(durations), durations)
 
@@ -86,10 +89,13 @@ class Arrivals(Algorithm):
             return delivered
         reasons = np.array(arrived.failed.reasons, object)
         crashed, left = reasons == CRASHED, reasons == LEFT
-        absent = np.concatenate([self.absent, arrived.failed.clients[~crashed & ~left]])
-        back = server.online().contains(absent)
-        self.absent = absent[~back]
-        return np.concatenate([delivered, arrived.failed.clients[crashed], absent[back]])
+        gone = arrived.failed.clients[~crashed & ~left]
+        absent, back_at = np.concatenate([self.absent, gone]), np.append(self.back_at, np.full(len(gone), server.now))
+        due = np.flatnonzero(back_at < server.now + _TICK)
+        back = server.online().contains(absent[due])
+        back_at[due[~back]] = server.online().back_at(absent[due[~back]])
+        self.absent, self.back_at = np.delete(absent, due[back]), np.delete(back_at, due[back])
+        return np.concatenate([delivered, arrived.failed.clients[crashed], absent[due[back]]])
 
     def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
         work = self.work(clients, policy, durations, server.importance)

@@ -93,7 +93,7 @@ class FedAvg(Algorithm):
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         """How much each answer counts."""
         weights = chosen.weights_of(updates.clients)
-        if self.normalise == "responders" and weights.sum() > 0:
+        if self.normalise == "responders" and 0 < len(updates) < len(chosen.clients) and weights.sum() > 0:
             return weights * float(chosen.weights.sum() / weights.sum())
         closed_early = self.wait_for is not None and len(updates) == self.wait_for
         return weights * (len(chosen.clients) / len(updates)) if closed_early else weights

@@ -28,6 +28,7 @@ from turnout.cohort.batches import plan as plan_batches
 from turnout.cohort.graphs import WORTH_STEPS, Graphs
 from turnout.cohort.memory import keep_freed_memory
 from turnout.cohort.plan import Plan
+from turnout.local import reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.population.ragged import Ragged
 from turnout.random import mix
@@ -173,6 +174,9 @@ class Cohort:
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
             return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
 
+        def report(received: Tensor, local: Any) -> Named:
+            return reports.values(work.report, task, received, self._client(chunk, local))
+
         def mini_batches() -> Iterator[Batch]:
             if batches is None:
                 return
@@ -195,7 +199,8 @@ class Cohort:
             graphs = self._graphs if together >= WORTH_STEPS else None
             layers = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches(), graphs)
             delta = plain_sgd.difference(task, layers, received)
-            return {"delta": delta}, {}, {"params": received + delta} if keep else {}
+            reported = vmap(report)(received, local) if work.report else {}
+            return {"delta": delta, **reported}, {}, {"params": received + delta} if keep else {}
         params, carry = vmap(start)(options, received, jobs.state, local)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options

@@ -1,7 +1,8 @@
 """What clients say of the model they received, beside the result of their work.
 
 Reports are asked for by name, several joined by commas, each with an argument after a colon where it has one. `loss`
-is the mean loss over the client's samples.
+is the mean loss over the client's samples; `profile:LAYER` the mean and variance of every element of a layer (see
+`turnout.local.profile`), which takes a pass of its own over the samples.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from turnout.errors import unknown
+from turnout.local.profile import client_profile, profile_shape
 
 if TYPE_CHECKING:
     from turnout.local.sgd import ClientData
@@ -23,13 +25,17 @@ class Report(NamedTuple):
 
     shape: Callable[[Task, str], tuple[int, ...]]
     value: Callable[[Task, Tensor, ClientData, str], Tensor]
+    passes: int = 0  # over the client's samples, in time
 
 
 def _loss(task: Task, received: Tensor, data: ClientData, _: str) -> Tensor:
     return data.mean(data.scan(lambda inputs, targets: task.losses(received, inputs, targets)))
 
 
-REPORTS = {"loss": Report(lambda _task, _argument: (), _loss)}
+REPORTS = {
+    "loss": Report(lambda _task, _argument: (), _loss),
+    "profile": Report(profile_shape, client_profile, passes=1),
+}
 
 
 def parse(reports: str) -> list[tuple[str, str]]:
@@ -49,3 +55,8 @@ def shapes(reports: str, task: Task) -> dict[str, tuple[int, ...]]:
 def values(reports: str, task: Task, received: Tensor, data: ClientData) -> dict[str, Tensor]:
     """The reports of one client on the model it received."""
     return {name: REPORTS[name].value(task, received, data, argument) for name, argument in parse(reports)}
+
+
+def passes(reports: str) -> int:
+    """How many passes over a client's samples they take."""
+    return sum(REPORTS[name].passes for name, _ in parse(reports))

@@ -14,7 +14,7 @@ that client. Tensor fields are the same for all (a control variate that the serv
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -53,14 +53,19 @@ class ClientData:
     count: Tensor  # scalar
     chunk: int  # samples a scan looks at in one go
 
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs, targets and weights of all samples, some at a time."""
+        for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
+            yield self.inputs[index], self.targets[index], weights
+
     def scan(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """`function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
 
         Rows of padding are zero, so that a sum over rows is a sum over the client's samples.
         """
         rows = []
-        for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
-            values = function(self.inputs[index], self.targets[index])
+        for inputs, targets, weights in self.chunks():
+            values = function(inputs, targets)
             rows.append(torch.where(weights.view(-1, *(1,) * (values.ndim - 1)) > 0, values, torch.zeros_like(values)))
         return torch.cat(rows)
 
@@ -132,9 +137,21 @@ class LocalSGD:
         counts = np.asarray(counts, np.int64)
         if self.steps is not None:
             return np.broadcast_to(np.asarray(self.steps, np.int64), counts.shape)
-        a_pass = np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
-        steps: NDArray[np.int64] = np.asarray(self.epochs, np.int64) * a_pass
+        steps: NDArray[np.int64] = np.asarray(self.epochs, np.int64) * self.steps_a_pass(counts)
         return steps
+
+    def steps_a_pass(self, counts: ArrayLike) -> NDArray[np.int64]:
+        """Steps in which each of `counts` samples is seen once."""
+        counts = np.asarray(counts, np.int64)
+        return np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
+
+    def busy(self, counts: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
+        """Steps and samples in time: a report that needs a pass of its own takes as long as one of the training."""
+        steps, passes = self.num_steps(counts), reports.passes(self.report)
+        if not passes:
+            return steps, counts
+        extra = passes * self.steps_a_pass(counts)
+        return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
         """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for plain SGD,
@@ -171,7 +188,9 @@ class LocalSGD:
 
     def reporting(self, report: str) -> Self:
         """The same work whose clients also report this."""
-        return self.bind({"report": report}) if report and report != self.report else self
+        asked = self.report.split(",")
+        missing = [part for part in report.split(",") if part not in ("", *asked)]
+        return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
 
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         """What the client keeps between its jobs, by name; created as zeros."""

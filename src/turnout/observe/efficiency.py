@@ -6,6 +6,8 @@ A round's row of the history gets
     sync_ratio                  models sent a client
     version_variance            of the versions that the jobs which arrived in this round began from
     work_assigned, work_lost    jobs begun, and how much of a job was later thrown away unfinished
+    missing_share               epsilon_t = M / K sum of p_i over the jobs that brought no update, for any reason, of
+                                the K that ended in this round; M members (Su, Xu, Yang, 2023)
     distribution_seconds        the server's own time to send its models
     round_seconds
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from turnout.observe.observer import Observer, Round
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
     from turnout.server.server import Server
     from turnout.server.updates import Job
 
-_MEANS = ("eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds")
+_MEANS = (
+    "eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds",
+    "missing_share",
+)  # fmt: skip
 _SUMS = ("work_assigned", "work_lost", "bytes_down", "bytes_up")
 _BY_CLIENT = ("_unfinished", "_present", "_forced")  # JSON has no integer keys
 
@@ -34,13 +40,20 @@ def _variance(values: list[int]) -> float:
     return sum((value - mean) ** 2 for value in values) / max(1, len(values))
 
 
+def _missing_share(server: Server, ended: list[Job]) -> float:
+    """Reports do not count: they were to bring no update."""
+    asked = [job for job in ended if "delta" in job.work.payload_shapes(server.task)]
+    missing = sum(float(server.importance[job.client]) for job in asked if job.outcome != ARRIVED)
+    return missing * int(np.count_nonzero(server.importance)) / len(asked) if missing else 0.0
+
+
 class Efficiency(Observer):
     """Adds its columns to every round; `findings` sums them up."""
 
     columns = (*_MEANS, "work_assigned", "work_lost")
 
     def __init__(self) -> None:
-        self._rounds, self._closed_at = 0, 0.0
+        self._rounds, self._closed_at, self._missing_share_max = 0, 0.0, 0.0
         self._totals = dict.fromkeys((*_MEANS, *_SUMS, "finished_seconds", "forced_seconds"), 0.0)
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0  # in this round
         # where clients keep unfinished work, by client:
@@ -89,7 +102,9 @@ class Efficiency(Observer):
             "work_lost": self._lost,
             "distribution_seconds": self._distribution,
             "round_seconds": record.time - self._closed_at,
+            "missing_share": _missing_share(server, fresh),
         }
+        self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
         for name in (*_MEANS, *_SUMS):
             self._totals[name] += record.facts[name]
         self._rounds, self._closed_at = self._rounds + 1, record.time
@@ -97,7 +112,7 @@ class Efficiency(Observer):
 
     @property
     def findings(self) -> dict[str, float]:
-        """Means over the rounds, sums of bytes and work, and
+        """Means over the rounds, sums of bytes and work, the largest missing share of a round, and
 
         `futility`: the share of the work assigned that was lost; `futility_legacy`: the share of the time of finished
         jobs that began with a forced overwrite, which is what the published tables show for SAFA.
@@ -106,6 +121,7 @@ class Efficiency(Observer):
         return {
             **{name: totals[name] / rounds for name in _MEANS},
             **{name: totals[name] for name in _SUMS},
+            "missing_share_max": self._missing_share_max,
             "futility": totals["work_lost"] / max(1.0, totals["work_assigned"]),
             "futility_legacy": totals["forced_seconds"] / (totals["finished_seconds"] or 1.0),
         }

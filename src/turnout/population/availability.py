@@ -32,10 +32,17 @@ class Availability(Protocol):
     def probability(self) -> PerClient | None:
         """Long-run share of time online, where it is known."""
 
+    @property
+    def correlation(self) -> PerClient | None:
+        """Of presence at two successive rounds or intervals, where it is known."""
+
     def online(self, seed: int, ids: IntArray, at: ArrayLike) -> BoolArray: ...
 
     def online_until(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
         """Seconds at which each client, online now, next goes offline; infinite if never or on a round clock."""
+
+    def online_from(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
+        """Seconds at which each client, offline now, next comes online; infinite if never or on a round clock."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Always:
 
     clock: ClassVar[Clock] = "seconds"
     probability: ClassVar[float] = 1.0
+    correlation: ClassVar[float] = 0.0
 
     def online(self, seed: int, ids: IntArray, at: ArrayLike) -> BoolArray:
         return np.ones(len(ids), bool)
@@ -51,55 +59,8 @@ class Always:
     def online_until(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
         return np.full(len(ids), np.inf)
 
-
-@dataclass(frozen=True, eq=False)
-class Bernoulli:
-    """Independent coin flips: online with `probability` in each round, or in each `interval` of seconds."""
-
-    probability: PerClient
-    clock: Clock = "round"
-    interval: float = 1.0
-
-    def __post_init__(self) -> None:
-        _probability("bernoulli", self.probability)
-        choose("bernoulli: clock", self.clock, "round", "seconds")
-        if not MICRO * self.interval >= 1:
-            raise UserError(f"bernoulli: interval is {self.interval}; it must be at least a microsecond")
-
-    def online(self, seed: int, ids: IntArray, at: ArrayLike) -> BoolArray:
-        return self._flips(seed, ids, self._number(at, ids), 1)[:, 0]
-
-    def online_until(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
-        until = np.full(len(ids), np.inf)
-        if self.clock == "round":
-            return until
-        waiting = np.flatnonzero(column("bernoulli: probability", self.probability, ids) < 1)
-        number, ahead = self._number(at, ids) + 1, 8
-        while waiting.size:  # look ahead in blocks until everybody has an offline interval
-            off = ~self._flips(seed, ids[waiting], number[waiting], ahead)
-            found = off.any(axis=1)
-            ends = number[waiting] + off.argmax(axis=1)
-            until[waiting[found]] = ends[found] * self._width / MICRO
-            waiting = waiting[~found]
-            number += ahead
-            ahead = max(8, min(2 * ahead, 2**20 // max(len(waiting), 1)))
-        return until
-
-    @property
-    def _width(self) -> int:
-        return round(MICRO * self.interval)
-
-    def _number(self, at: ArrayLike, ids: IntArray) -> IntArray:
-        """The interval of each client's `at`, counted in microseconds so that an end belongs to the next interval."""
-        time = np.broadcast_to(np.asarray(at, np.float64), len(ids))
-        if self.clock == "round":
-            return time.astype(np.int64)
-        return np.rint(MICRO * time).astype(np.int64) // self._width
-
-    def _flips(self, seed: int, ids: IntArray, number: IntArray, count: int) -> BoolArray:
-        """`[len(ids), count]` presence in the intervals from `number` on."""
-        keys = random.key(seed, "online", ids[:, None], number[:, None] + np.arange(count))
-        return random.uniform(keys, 1)[..., 0] < column("bernoulli: probability", self.probability, ids)[:, None]
+    def online_from(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
+        return np.full(len(ids), np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +74,7 @@ class Crashes:
     clock: Literal["job", "round"] = "job"
 
     def __post_init__(self) -> None:
-        _probability("crashes", self.probability)
+        check_probability("crashes", self.probability)
         choose("crashes: clock", self.clock, "job", "round")
 
     def draw(self, seed: int, ids: IntArray, number: ArrayLike) -> tuple[BoolArray, FloatArray]:
@@ -135,6 +96,6 @@ class Detection:
             raise UserError(f"detection: a heartbeat of {self.seconds} seconds; it must be positive and finite")
 
 
-def _probability(name: str, value: PerClient) -> None:
+def check_probability(name: str, value: PerClient) -> None:
     values = np.asarray(value)
     require(f"{name}: probability", values, (values >= 0) & (values <= 1), "between 0 and 1")

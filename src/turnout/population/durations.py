@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from turnout.local.sgd import LocalSGD
 from turnout.population.population import Population
@@ -27,13 +28,14 @@ class Durations:
     samples: IntArray  # [N]
     down: FloatArray  # [N] seconds of download
     up: FloatArray  # [N] of upload
+    busy: tuple[ArrayLike, ArrayLike]  # steps and samples in time, reports included
 
     @classmethod
     def of(cls, population: Population, work: LocalSGD, bytes_down: int = 0, bytes_up: int = 0) -> Durations:
         ids, links, seed = population.ids, population.links, population.seed
         samples = population.counts(ids, np.zeros(len(ids)))
         down, up = links.download_seconds(seed, ids, bytes_down), links.upload_seconds(seed, ids, bytes_up)
-        return cls(population, np.asarray(work.num_steps(samples)), samples, down, up)
+        return cls(population, np.asarray(work.num_steps(samples)), samples, down, up, work.busy(samples))
 
     @property
     def reliable(self) -> bool:
@@ -53,7 +55,7 @@ class Durations:
     def compute(self, job: int) -> FloatArray:
         """`[N]` seconds of training."""
         people = self.population
-        return people.devices.seconds(people.seed, people.ids, job, self.steps, self.samples)
+        return people.devices.seconds(people.seed, people.ids, job, *self.busy)
 
     @cached_property
     def mean(self) -> FloatArray:
@@ -61,7 +63,7 @@ class Durations:
         people = self.population
         if self.fixed:
             return self.ticks(0) / people.ticks_per_second
-        compute = people.devices.mean_seconds(people.seed, people.ids, self.steps, self.samples)
+        compute = people.devices.mean_seconds(people.seed, people.ids, *self.busy)
         return np.asarray(self.down + compute + self.up)
 
     @property
@@ -80,9 +82,8 @@ class Durations:
             return -(-self.ticks(0) // width).astype(np.float64)
         total = np.ones(people.size)
         for k in range(1, _MOST_WINDOWS):
-            longer = people.devices.longer_than(
-                people.seed, people.ids, self.steps, self.samples, k * window - self.down - self.up
-            )
+            left = k * window - self.down - self.up
+            longer = people.devices.longer_than(people.seed, people.ids, *self.busy, left)
             total += longer
             if longer.max() < _CERTAIN:
                 break

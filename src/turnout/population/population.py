@@ -16,6 +16,7 @@ from torch import Tensor
 
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError, unknown
+from turnout.population.adversary import Adversary
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.devices import Devices, fixed
 from turnout.population.links import Links
@@ -52,6 +53,7 @@ class Population:
     availability: Availability = field(default_factory=Always)
     crashes: Crashes = field(default_factory=Crashes)
     detection: Detection = field(default_factory=Detection)
+    adversary: Adversary | None = None  # who decides that some of those invited never answer
     joined_at: FloatArray | None = None  # [N] seconds; None: everybody from the start
     left_at: FloatArray | None = None  # [N] seconds; None: nobody ever leaves
     regions: IntArray | None = None  # [N]
@@ -165,7 +167,7 @@ class Population:
     def reliable(self) -> bool:
         """Whether every job ends with an update, and nothing but its own duration delays it."""
         calm = isinstance(self.availability, Always) and not self.changes and bool(np.isinf(self.links.server))
-        return calm and not np.any(np.asarray(self.crashes.probability))
+        return calm and self.adversary is None and not np.any(np.asarray(self.crashes.probability))
 
     def members(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
         """Who belongs to the population at that time."""

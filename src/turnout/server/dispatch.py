@@ -16,7 +16,7 @@ from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
 from turnout.server.server import Keep, OnlineSet
-from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, Job
+from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Job
 from turnout.task import Task
 
 FOREVER = 1 << 60  # ticks
@@ -66,7 +66,12 @@ class Dispatch:
         return self._wire_bytes(work.download_numbers(self.task))
 
     def bytes_up(self, work: LocalSGD) -> int:
-        return self._wire_bytes(sum(torch.Size(shape).numel() for shape in work.sends(self.task).values()))
+        """Of the payload, which a population may say to be compressed, and of reports, number by number."""
+        payload, everything = (
+            sum(torch.Size(shape).numel() for shape in shapes.values())
+            for shapes in (work.payload_shapes(self.task), work.sends(self.task))
+        )
+        return self._wire_bytes(payload) + (everything - payload) * self.task.initial.element_size()
 
     def durations(self, work: LocalSGD) -> Durations:
         if self._durations is None or self._durations[0] is not work:
@@ -80,6 +85,14 @@ class Dispatch:
         if columns is not None:
             return self._certain_jobs(invitation, columns, clock)
         return self._general_jobs(invitation, clock, version)
+
+    def silence(self, job: Job) -> None:
+        """Lose an answer on its last step: its client has done and spent all there was to, and the server learns of it
+        as of any failure."""
+        detection = self.population.detection
+        job.outcome, job.heard = SILENCED, detection.kind != "none"
+        job.ends_at += round(detection.seconds * self.ticks) if job.heard else 0
+        job.result = job.state = job.local = None
 
     # -- jobs of which everything is known beforehand -----------------------------------------------------------
 
@@ -143,9 +156,10 @@ class Dispatch:
         up_bytes = 8 if invitation.hold else self.bytes_up(work)
         start = clock + (round(world.links.push_seconds(len(ids), down_bytes) * self.ticks) if keep is None else 0)
         samples = world.counts(ids, np.full(len(ids), start / self.ticks))
-        steps = work.bind(invitation.options).num_steps(samples)
+        own = work.bind(invitation.options)
+        steps = own.num_steps(samples)
         down = world.links.download_seconds(world.seed, ids, download) if full_time else np.zeros(len(ids))
-        compute = world.devices.seconds(world.seed, ids, invitation.batches, steps, samples)
+        compute = world.devices.seconds(world.seed, ids, invitation.batches, *own.busy(samples))
         compute *= 1 if full_time else 1 - done
         up = world.links.upload_seconds(world.seed, ids, up_bytes)
         ends, outcome, absent = self._fates(invitation, clock, version, start, down, compute, up)

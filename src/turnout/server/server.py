@@ -30,7 +30,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Event, Observer, Round
 from turnout.population.durations import Durations
 from turnout.population.population import Population
-from turnout.server.state import Facts, load_state, nest, save_state, unnest
+from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Job, Updates
 from turnout.task import Task
@@ -77,6 +77,14 @@ class OnlineSet:
         if self._busy is not None:
             here &= ~self._busy[ids]
         return here
+
+    def back_at(self, ids: IntArray) -> FloatArray:
+        """Seconds before which it is no use to look for these absent clients again; now where that is not known."""
+        population, nobody_knows = self._population, np.full(len(ids), self._now)
+        presence, seed = population.availability, population.seed
+        if presence.clock == "round":
+            return nobody_knows
+        return np.where(presence.online(seed, ids, self._now), nobody_knows, presence.online_from(seed, ids, self._now))
 
     def sample(self, size: int, key: IntArray) -> IntArray:
         """At most `size` distinct clients that matter, all equally likely, in O(size / share online)."""
@@ -348,6 +356,7 @@ class Server:
             for observer in self.observers:
                 observer.on_start(self)
             if not self.begun:
+                reset_state(self.algorithm)
                 self.evaluate()
                 self.algorithm.begin(self)
                 self.begun = True

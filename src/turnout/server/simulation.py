@@ -6,6 +6,7 @@ then *all* in-flight jobs are trained with it in one call. Asynchronous methods 
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -21,10 +22,11 @@ from turnout.cohort.train import Jobs
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Observer
+from turnout.population.adversary import Adversary
 from turnout.population.durations import Durations
 from turnout.server.dispatch import FOREVER, Dispatch, Invitation
 from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
-from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
+from turnout.server.state import Facts, load_jobs, load_state, nest, save_jobs, save_state, unnest
 from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
 
 IntArray = NDArray[np.int64]
@@ -38,6 +40,9 @@ class Simulation(Server):
         super().__init__(*args, **options)
         self._ticks = self.population.ticks_per_second
         self._dispatch = Dispatch(self.population, self.task)
+        self.adversary = copy.deepcopy(self.population.adversary)  # with a memory of this run
+        if self.adversary is not None:
+            self.adversary.begin(self.population.size)
         self._clock = 0  # ticks
         self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
         self._in_flight: dict[int, Job] = {}  # by client
@@ -79,6 +84,8 @@ class Simulation(Server):
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         work, options = _split(work, len(ids))
         jobs = self._new_jobs(ids, work, options, model, hold, again)
+        if self.adversary is not None and "delta" in work.payload_shapes(self.task):
+            self._silence(self.adversary, jobs)
         self._busy[ids] = True
         for job in jobs:
             self._enter_flight(job)
@@ -106,6 +113,17 @@ class Simulation(Server):
         keep = model if isinstance(model, Keep) else None
         invitation = Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again)
         return self._dispatch.jobs(invitation, self._clock, self.version)
+
+    def _silence(self, adversary: Adversary, jobs: list[Job]) -> None:
+        """Let the adversary choose who of those just invited will never answer. It knows everything: where it looks at
+        updates, all that would arrive are computed now."""
+        coming = [job for job in jobs if job.outcome == ARRIVED]
+        rows, share = adversary.silence(self, self._updates(coming), len(jobs))
+        silenced = [coming[row] for row in rows.tolist()]
+        for job in silenced:
+            self._dispatch.silence(job)
+        if silenced:
+            self.log("silenced", clients=[job.client for job in silenced], share=share)
 
     def _received(
         self, ids: IntArray, numbers: IntArray, model: ModelChoice
@@ -422,12 +440,17 @@ class Simulation(Server):
         jobs, job_tensors = save_jobs(list(every.values()))
         facts["clock"], facts["jobs"] = self._clock, jobs
         facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
+        if self.adversary is not None:
+            facts["adversary"], adversary_tensors = save_state(self.adversary)
+            tensors |= nest("adversary", adversary_tensors)
         return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
 
     def load(self, facts: Facts, tensors: Named) -> None:
         self._clock = facts["clock"]
         super().load(facts, tensors)
         self._numbers = tensors["numbers"].numpy().copy()
+        if self.adversary is not None:
+            load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
         self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]

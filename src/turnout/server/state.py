@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,18 @@ def nest(prefix: str, tensors: Named) -> Named:
 
 def unnest(prefix: str, tensors: Named) -> Named:
     return {name.removeprefix(f"{prefix}/"): value for name, value in tensors.items() if name.startswith(f"{prefix}/")}
+
+
+def reset_state(thing: Any) -> None:
+    """What `save_state` saves, as it was when the thing was made: nothing of an earlier run is left."""
+    for part in fields(thing):
+        value = getattr(thing, part.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            reset_state(value)
+        elif not part.init and part.default_factory is not MISSING:
+            setattr(thing, part.name, part.default_factory())
+        elif not part.init and part.default is not MISSING:
+            setattr(thing, part.name, part.default)
 
 
 def save_state(thing: Any) -> tuple[Facts, Named]:

@@ -19,6 +19,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 ARRIVED, CRASHED, OFFLINE, LEFT, CANCELLED = "arrived", "crashed", "offline", "left", "cancelled"
+SILENCED = "silenced"  # by an adversary
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +221,7 @@ class Updates:
         norms: Tensor = self._gather(name, held=True).flatten(1).norm(dim=1)
         return norms
 
-    def gram(self, name: str = "delta") -> Tensor:
-        """`[k, k]` inner products."""
-        values = self[name].flatten(1)
+    def gram(self, name: str = "delta", held: bool = False) -> Tensor:
+        """`[k, k]` inner products; also of held updates, which only a simulation can know."""
+        values = self._gather(name, held).flatten(1)
         return torch.mm(values, values.T)

@@ -10,7 +10,7 @@ from turnout.studies.study import Study
 
 __all__ = ["Study", "find", "names"]
 
-_HELPERS = {"images", "losses", "safa_tables", "sampling_curves", "study"}
+_HELPERS = {"adversarial_runs", "cafed_curves", "images", "losses", "safa_tables", "sampling_curves", "study"}
 
 
 def names() -> list[str]:

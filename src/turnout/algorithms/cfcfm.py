@@ -1,0 +1,67 @@
+"""CFCFM, compensatory first-come-first-merge: everybody trains, the first to answer count. SAFA's selection alone.
+
+Wu, He, Lin, Mao, Maple, Jarvis, "SAFA", IEEE Transactions on Computers 2021, algorithm 1; a baseline of FedProf in Wu's
+thesis (Warwick), section 5.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.errors import UserError, check_seconds
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+
+@dataclass
+class CFCFM(Algorithm):
+    """`model <- model + sum_k p_k (returned_k - model)` over the first ceil(`fraction` N) to answer; who was not picked
+    in the round before comes first. What the others did is charged and lost. A round that finds
+    nobody online takes `retry` seconds."""
+
+    local: LocalSGD
+    fraction: float = 0.3
+    deadline: float | None = None
+    retry: float = 1.0
+    last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
+        for name in ("deadline", "retry"):
+            check_seconds(f"algorithm.{name}", getattr(self, name))
+
+    def begin(self, server: Server) -> None:
+        self.last_picked = np.zeros(server.population.size, bool)
+
+    def run(self, server: Server) -> None:
+        for _ in server.rounds():
+            invited = server.online().ids
+            invited = invited[server.importance[invited] > 0]
+            server.invite(invited, self.local)
+            picked = self.pick(server, len(invited))
+            server.wait(seconds=0)  # who answered and was not picked
+            server.cancel(invited)
+            server.step(picked, server.importance[picked.clients])
+            self.last_picked[:] = False
+            self.last_picked[picked.clients] = True
+
+    def pick(self, server: Server, invited: int) -> Updates:
+        """The first of those not picked last time and, where they do not fill the quota, of the others."""
+        if not invited:
+            return server.wait(seconds=self.retry)
+        quota = math.ceil(round(self.fraction * server.population.size, 9))
+        limit = math.inf
+        if self.deadline is not None:
+            limit = server.now + self.deadline + server.push_seconds(invited, self.local)
+        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit - server.now)
+        if len(picked) < quota:
+            left = max(0.0, limit - server.now)
+            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
+        return picked

@@ -1,0 +1,54 @@
+"""MIFA: the server remembers every client's last update and uses it while the client is silent.
+
+Gu, Huang, Zhang, Huang, "Fast federated learning in the presence of arbitrary device unavailability", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.errors import unknown
+from turnout.sampling.full import Full
+from turnout.sampling.sampler import Selection
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+FIRST_ROUNDS = ("everybody", "zero")
+
+
+@dataclass
+class Mifa(FedAvg):
+    """`model <- model + server_lr * sum over all i of p_i * (last update of i)`.
+
+    The first round asks everybody, as the paper needs (for an adversary that keeps to that: `begins` = 1), or starts
+    with a memory of zeros (`first_round` zero). Memory: N models. A client that is silenced for good keeps pulling
+    where it pulled last, which can be arbitrarily wrong.
+    """
+
+    first_round: str = "everybody"
+    memory: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] last updates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first_round not in FIRST_ROUNDS:
+            raise unknown("algorithm.first_round", self.first_round, FIRST_ROUNDS)
+
+    def begin(self, server: Server) -> None:
+        self.memory = server.model.new_zeros(server.population.size, len(server.model))
+
+    def choose(self, server: Server) -> Selection:
+        if server.version == 0 and self.first_round == "everybody":
+            return Full().sample(server)
+        return super().choose(server)
+
+    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
+        updates = server.finite(updates)
+        if not len(updates):
+            server.log("empty_round")
+        self.memory[updates.clients] = updates.deltas
+        change = torch.tensordot(torch.as_tensor(server.importance).to(self.memory), self.memory, dims=1)
+        server.publish(server.model + self.server_lr * change, updates, server.importance[updates.clients])

@@ -1,0 +1,83 @@
+"""Byzantine-resilient momentum: robust means of remembered momenta, for clients that are silent more often than not.
+
+Karimireddy, He, Jaggi, ICML 2021 (centred clipping) and ICLR 2022 (buckets); Chen, Su, Xu, SIGMETRICS 2018 (the
+geometric median); with the last momentum of silent clients, as Su, Xu, Yang, "Federated learning in the presence of
+adversarial client unavailability", 2023, ran them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from turnout import random
+from turnout.algorithms.fedavg import FedAvg
+from turnout.errors import UserError, check_positive, unknown
+from turnout.local.sgd import LocalSGD
+from turnout.robustness.aggregation import bucketed, centred_clipping, geometric_median
+from turnout.sampling.sampler import Selection
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+RULES = ("centred_clipping", "geometric_median", "mean")
+
+
+@dataclass
+class RobustMomentum(FedAvg):
+    """`m_i <- momentum m_i + (1 - momentum) g_i` of those who answered with the gradient g_i of one local step, then
+
+        v <- rule({p_i, m_i} of all clients),    model <- model - server_lr * lr * v
+
+    `rule` is centred_clipping (from the last v, `radius` 10 / (1 - momentum) unless given), geometric_median or mean;
+    with `buckets` it sees the means of that many random buckets. `iterations` of the rule: 1 for clipping and 8 for the
+    median unless given. Memory: N models.
+    """
+
+    rule: str = "centred_clipping"
+    momentum: float = 0.9
+    buckets: int = 0
+    radius: float | None = None
+    iterations: int | None = None
+    momenta: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] m
+    direction: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [P] v
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in RULES:
+            raise unknown("algorithm.rule", self.rule, RULES)
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"algorithm.momentum: {self.momentum} must be at least 0 and below 1")
+        if self.buckets < 0:
+            raise UserError(f"algorithm.buckets: {self.buckets} must be at least 0")
+        for name in ("radius", "iterations"):
+            check_positive(f"algorithm.{name}", getattr(self, name))
+        check_positive("local.lr", self.local.lr)
+
+    def begin(self, server: Server) -> None:
+        self.momenta = server.model.new_zeros(server.population.size, len(server.model))
+        self.direction = torch.zeros_like(server.model)
+
+    def work(self, server: Server) -> LocalSGD:
+        return self.local.bind({"steps": 1})
+
+    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
+        updates = server.finite(updates)
+        if not len(updates):
+            server.log("empty_round")
+        gradients = updates.deltas / -self.local.lr
+        self.momenta[updates.clients] = torch.lerp(gradients, self.momenta[updates.clients], self.momentum)
+        self.direction = self.robust_mean(server)
+        server.publish(server.model - self.server_lr * self.local.lr * self.direction, updates, None)
+
+    def robust_mean(self, server: Server) -> Tensor:
+        rows, weights = self.momenta, torch.as_tensor(server.importance).to(self.momenta)
+        if self.buckets:
+            rows, weights = bucketed(rows, weights, self.buckets, random.key(server.seed, "buckets", server.version))
+        if self.rule == "centred_clipping":
+            radius = 10 / (1 - self.momentum) if self.radius is None else self.radius
+            return centred_clipping(rows, weights, self.direction, radius, self.iterations or 1)
+        if self.rule == "geometric_median":
+            return geometric_median(rows, weights, iterations=self.iterations or 8)
+        return weights @ rows

@@ -1,0 +1,125 @@
+"""Clients with bad data: what is wrong with a client is known here, and to nobody in the run.
+
+    >>> people, tags = degrade(population, {"irrelevant": 0.15, "blur": 0.2, "salt_and_pepper": 0.25})
+    >>> tags[:3]
+    array(['blur', 'normal', 'normal'], dtype='<U15')
+
+The share of each kind is dealt to clients drawn by the seed. Only training samples change, of these clients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from turnout import random
+from turnout.errors import UserError, unknown
+from turnout.population.population import Population
+from turnout.random import IntArray
+
+NORMAL = "normal"
+Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...] of one client
+Damage = Callable[[Samples, Samples, float, IntArray], Samples]  # of a client's samples, given everybody's
+
+
+def irrelevant(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the samples has nothing to do with the task: inputs uniform in the range of everybody's,
+    targets those of samples drawn at random."""
+    inputs, targets = own
+    low, high = everybody[0].min(), everybody[0].max()
+    fake = low + (high - low) * _uniform(random.key(int(key), "inputs"), inputs)
+    drawn = random.integers(random.key(int(key), "targets"), len(targets), len(everybody[1]))
+    hit = _hit(key, len(inputs), strength)
+    return _where(hit, fake, inputs), _where(hit, everybody[1][torch.as_tensor(drawn)], targets)
+
+
+def gaussian_noise(own: Samples, _everybody: Samples, strength: float, key: IntArray) -> Samples:
+    """Inputs with noise of that standard deviation."""
+    inputs, targets = own
+    noise = random.normal(key, inputs.numel()).reshape(inputs.shape)
+    return inputs + strength * torch.as_tensor(noise, dtype=inputs.dtype), targets
+
+
+def blur(own: Samples, _everybody: Samples, strength: float, _key: IntArray) -> Samples:
+    """Images under a Gaussian filter of that many pixels."""
+    inputs, targets = own
+    if inputs.ndim != 4:
+        raise UserError(f"quality: blur needs images [n, channels, height, width], not {tuple(inputs.shape)}")
+    blurred = gaussian_filter(inputs.numpy(), (0, 0, strength, strength), mode="nearest")
+    return torch.as_tensor(blurred, dtype=inputs.dtype), targets
+
+
+def salt_and_pepper(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the values is the smallest or the largest there is."""
+    inputs, targets = own
+    draws = _uniform(key, inputs)
+    grains = torch.where(draws < strength / 2, everybody[0].min(), everybody[0].max())
+    return torch.where(draws < strength, grains, inputs), targets
+
+
+def label_noise(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the labels is another class: wrong ones, whose inputs are fine."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: label_noise needs classes, not numbers")
+    classes = int(everybody[1].max()) + 1
+    steps = 1 + random.integers(random.key(int(key), "steps"), targets.numel(), classes - 1).reshape(targets.shape)
+    wrong = (targets + torch.as_tensor(steps)) % classes
+    return inputs, _where(_hit(key, len(targets), strength), wrong, targets)
+
+
+KINDS: dict[str, tuple[Damage, float]] = {
+    "irrelevant": (irrelevant, 1.0),
+    "gaussian_noise": (gaussian_noise, 1.0),
+    "blur": (blur, 3.0),
+    "salt_and_pepper": (salt_and_pepper, 0.3),
+    "label_noise": (label_noise, 0.4),
+}  # and their strengths
+
+
+def degrade(
+    population: Population, shares: Mapping[str, float], seed: int = 0, **strengths: float
+) -> tuple[Population, NDArray[np.str_]]:
+    """The population with these shares of its clients damaged, and `[N]` what became of each client's data."""
+    for name in (*shares, *strengths):
+        if name not in KINDS:
+            raise unknown("quality", name, KINDS)
+    total = sum(shares.values())
+    if any(share < 0 for share in shares.values()) or total > 1 + 1e-9:
+        raise UserError(f"quality: shares that sum to {total:g}; each must be at least 0 and all together at most 1")
+    rows = population.train
+    if len(np.unique(rows.values)) < len(rows.values):
+        raise UserError("quality: clients share samples; deal every sample to one client only")
+    edges = np.rint(np.cumsum([0.0, *shares.values()]) * population.size).astype(np.int64)
+    order = random.permutation(random.key(seed, "quality"), population.size)
+    tags = np.full(population.size, NORMAL, f"<U{max(map(len, (*KINDS, NORMAL)))}")
+    inputs, targets = population.inputs.clone(), population.targets.clone()
+    everybody = population.inputs, population.targets
+    for name, start, end in zip(shares, edges[:-1], edges[1:], strict=True):
+        damage, strength = KINDS[name]
+        for client in order[start:end].tolist():
+            mine = torch.as_tensor(rows.row(client))
+            own = population.inputs[mine], population.targets[mine]
+            key = random.key(seed, f"quality {name}", client)
+            inputs[mine], targets[mine] = damage(own, everybody, strengths.get(name, strength), key)
+            tags[client] = name
+    return replace(population, inputs=inputs, targets=targets), tags
+
+
+def _uniform(key: IntArray, like: Tensor) -> Tensor:
+    return torch.as_tensor(random.uniform(key, like.numel()).reshape(like.shape), dtype=like.dtype)
+
+
+def _hit(key: IntArray, count: int, share: float) -> Tensor:
+    """`[count]` which samples are damaged."""
+    return torch.as_tensor(random.uniform(random.key(int(key), "hit"), count) < share)
+
+
+def _where(hit: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(hit.view(-1, *(1,) * (other.ndim - 1)), one, other)

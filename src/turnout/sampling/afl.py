@@ -1,0 +1,71 @@
+"""Active federated learning: clients with a large loss on much data.
+
+Goetz, Malik, Bui, Moon, Liu, Kumar, "Active federated learning", 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from turnout import random
+from turnout.errors import UserError
+from turnout.sampling.sampler import FloatArray, Moments, Sampler, Selection
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+    from turnout.server.updates import Updates
+
+
+@dataclass
+class AFL(Sampler):
+    """A client is worth v_k = sqrt(n_k) loss_k, its loss of the model last received; one never heard is worth more than
+    any other. The `drop` share worth least is left out, the rest drawn with P(k) ~ exp(`temperature` v_k), except for a
+    share `explore` of the places, which go to anybody. All count 1 / m. **Biased** towards clients that fit badly,
+    those with bad data among them."""
+
+    report: ClassVar[str] = "loss"
+
+    clients_per_round: int = 10
+    drop: float = 0.75
+    temperature: float = 0.01
+    explore: float = 0.1
+    values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never heard
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round < 1:
+            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        if not self.temperature >= 0:
+            raise UserError(f"sampler.temperature: {self.temperature} must be at least 0")
+        for name in ("drop", "explore"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")
+
+    def moments(self, server: Server) -> Moments:
+        raise UserError("sampler.name: afl depends on the losses; it has no statistics beforehand")
+
+    def observe(self, updates: Updates) -> None:
+        if len(updates):
+            losses = updates["loss"].double().cpu().numpy()
+            self.values[updates.clients] = np.sqrt(updates.samples) * np.nan_to_num(losses, nan=0.0, posinf=0.0)
+
+    def sample(self, server: Server) -> Selection:
+        if len(self.values) != server.population.size:
+            self.values = np.full(server.population.size, np.inf)
+        clients = np.flatnonzero(server.importance)
+        clients = clients[server.online().contains(clients)]
+        m = min(self.clients_per_round, len(clients))
+        by_value = m - round(self.explore * m)
+        draws = random.uniform(random.key(server.seed, "sampling afl", server.version, clients), 2)
+        values = self.values[clients]
+        unheard = np.isinf(values)
+        kept = np.ones(len(clients), bool)
+        kept[np.lexsort((draws[:, 0], values))[: int(self.drop * len(clients))]] = False
+        kept |= unheard
+        gumbel = self.temperature * np.where(unheard, 0.0, values) - np.log(-np.log(np.maximum(draws[:, 0], 2.0**-54)))
+        ranked = np.lexsort((-gumbel, ~unheard, ~kept))[: min(by_value, int(kept.sum()))]
+        others = np.setdiff1d(np.argsort(draws[:, 1], kind="stable"), ranked, assume_unique=True)
+        chosen = np.concatenate([ranked, others[: m - len(ranked)]])
+        return Selection(np.sort(clients[chosen]), np.full(m, 1 / max(1, m)))

@@ -1,0 +1,51 @@
+"""F3AST: of those online, the clients that have been there least.
+
+Ribero, Vikalo, de Veciana, "Federated learning under intermittent client availability and time-varying communication
+constraints", IEEE JSTSP 2023; as a baseline in Marfoq's thesis, section 2.2.6.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from turnout.errors import UserError
+from turnout.sampling.presence import Presence
+from turnout.sampling.sampler import FloatArray, Selection
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+@dataclass
+class F3AST(Presence):
+    """r_k <- (1 - beta) r_k + beta 1{k online}; of those online the `clients_per_round` with the largest
+    (alpha_k / r_k)^2 train, and count alpha_k / r_k. **Biased** towards clients that are seldom online.
+
+    `smoothing` is beta, one over the number of rounds in the paper; r begins as the availability known beforehand.
+    """
+
+    clients_per_round: int = 10
+    smoothing: float = 0.005
+    rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients_per_round < 1:
+            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        if not 0 < self.smoothing <= 1:
+            raise UserError(f"sampler.smoothing: {self.smoothing} must be above 0 and at most 1")
+
+    def begin(self, server: Server) -> None:
+        super().begin(server)
+        self.rate = self.availability(server)
+
+    def sample(self, server: Server) -> Selection:
+        here = self.watch(server)
+        self.rate *= 1 - self.smoothing
+        self.rate[here] += self.smoothing
+        q = server.importance[here] / self.rate[here]
+        chosen = np.sort(np.argsort(-q, kind="stable")[: self.clients_per_round])
+        return Selection(here[chosen], q[chosen])

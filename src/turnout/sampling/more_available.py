@@ -1,0 +1,39 @@
+"""Only clients that are online most of the time: fast, and to the optimum of these.
+
+Marfoq's thesis, section 2.2.6.1 (a baseline of Rodio et al., INFOCOM 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnout.errors import UserError
+from turnout.sampling.presence import Weighted
+from turnout.sampling.sampler import FloatArray
+
+
+@dataclass
+class MoreAvailable(Weighted):
+    """q_k = alpha_k / pi_k where pi_k >= `threshold`, else 0. **Biased**: the others never count.
+
+    `renormalise` divides by the share of importance that is left, so that the weights still sum to 1 on average; False
+    is the paper, whose steps are shorter for it.
+    """
+
+    threshold: float = 0.5
+    renormalise: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= 1:
+            raise UserError(f"sampler.threshold: {self.threshold} must be between 0 and 1")
+
+    def weights(self, importance: FloatArray, availability: FloatArray) -> FloatArray:
+        kept = np.where(availability >= self.threshold, importance, 0.0)
+        if not kept.any() and self.estimator == "oracle":
+            raise UserError(f"sampler.threshold: no client is online {self.threshold} of the time; choose a lower one")
+        left = kept.sum() if self.renormalise and kept.any() else 1.0
+        weights: FloatArray = kept / availability / left
+        return weights

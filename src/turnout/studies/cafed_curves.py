@@ -1,0 +1,235 @@
+"""What studies of availability-aware weights share: their trials, what is measured of a run, how rates are chosen.
+
+A trial is a task, a scheme (the name of a sampler and its options), a client and a server learning rate, a number of
+rounds and a seed. Tasks: `synthetic G` is LEAF's synthetic(G, G), where 0 means the same rule for everybody; `mnist` is
+Dirichlet(0.5) for each class; `even clusters` and `mixed clusters` are MNIST, iid or Dirichlet(0.5), with clients that
+come and go in clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnout import registry
+from turnout.algorithms.fedavg import FedAvg
+from turnout.cohort.plan import Plan
+from turnout.datasets import synthetic
+from turnout.datasets.dataset import Dataset
+from turnout.local.sgd import LocalSGD
+from turnout.models import linear
+from turnout.observe.audit import Audit
+from turnout.observe.observer import Observer, Round
+from turnout.population.chains import clustered, heterogeneous
+from turnout.population.population import Population
+from turnout.random import FloatArray
+from turnout.sampling.cafed import CAFed
+from turnout.server.server import Server
+from turnout.server.simulation import Simulation
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.studies.images import mnist_flat, small_digits
+from turnout.studies.study import Experiment, Measures, Results, Study, Trial, Trials
+from turnout.task import Task
+
+THESIS = "Marfoq, thesis, section 2.2.6"
+GUESSING = 0.1  # accuracy among ten classes: what a diverged run counts as
+LATE = 5  # evaluations whose mean is the final accuracy
+CLUSTERS = 10
+RIDGE = 0.01
+Quantity = Callable[[Measures], float]
+Values = Callable[[Results], FloatArray]
+Scheme = dict[str, Any]
+
+UNBIASED: Scheme = {"name": "unbiased"}
+ADAFED: Scheme = {"name": "adafed"}
+
+
+@dataclass(frozen=True)
+class Size:
+    clients: int = 100
+    every: int = 5  # rounds between evaluations
+    local_steps: int = 5
+    batch_size: int = 32
+    max_samples: int = 1000  # of a synthetic client
+    share: float = 0.2  # of MNIST: every so many-th image
+    digits: bool = False  # bundled digits in the place of MNIST
+    rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)  # of clients
+    server_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """Options of a size that takes seconds."""
+    return {
+        "clients": 20, "every": 2, "local_steps": 2, "max_samples": 60, "digits": True, "rates": (1.0,),
+        "server_rates": (1.0,), **changes,
+    }  # fmt: skip
+
+
+class Curve(Observer):
+    """Accuracy, mean over clients, at every evaluation; who trained; whom CA-Fed left out in the second half."""
+
+    def __init__(self, rounds: int, clients: int) -> None:
+        self.half, self.excluded = rounds // 2, np.zeros(clients)
+        self.rows: list[tuple[float, float]] = []
+        self.used: list[float] = []
+
+    def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
+        self.rows.append((measures["train_accuracy"], measures["test_accuracy"]))
+
+    def on_round(self, server: Server, record: Round) -> None:
+        self.used.append(record.facts["used"])
+        assert isinstance(server.algorithm, FedAvg)
+        if isinstance(server.algorithm.sampler, CAFed) and record.number > self.half:
+            self.excluded += server.algorithm.sampler.excluded
+
+
+def _dataset(task: str, size: Size, data: Path | None, seed: int) -> Dataset:
+    kind, _, level = task.partition(" ")
+    if kind == "synthetic":
+        spread = float(level)
+        return synthetic.load(
+            alpha=spread, beta=spread, clients=size.clients, max_samples=size.max_samples, iid=spread == 0, seed=seed
+        )
+    if size.digits:
+        return small_digits()
+    whole, step = mnist_flat(data), round(1 / size.share)
+    return replace(whole, inputs=whole.inputs[::step], targets=whole.targets[::step])
+
+
+def _population(task: str, dataset: Dataset, size: Size, seed: int) -> Population:
+    by_cluster = task.endswith("clusters")
+    presence = clustered(size.clients, CLUSTERS) if by_cluster else heterogeneous(size.clients, seed=seed)
+    shared: dict[str, Any] = {"seed": seed, "importance": "equal", "availability": presence}
+    if task.startswith("synthetic"):
+        return Population.of(dataset, size.clients, "natural", test="matched", **shared)
+    if task.startswith("even"):
+        return Population.of(dataset, size.clients, "iid", **shared)
+    return Population.of(dataset, size.clients, "dirichlet", partition_options={"alpha": 0.5}, **shared)
+
+
+class CAFedStudy(Study):
+    """Trials of one task with one scheme each."""
+
+    def experiment(self, size: Size, data: Path | None, plan: Plan) -> Experiment:
+        @lru_cache(2)
+        def people(task: str, seed: int) -> Population:
+            return _population(task, _dataset(task, size, data, seed), size, seed)
+
+        def carry_out(trial: Trial) -> Measures:
+            population, rounds, options = people(trial["task"], trial["seed"]), trial["rounds"], dict(trial["scheme"])
+            local = LocalSGD(trial["lr"], steps=size.local_steps, batch_size=size.batch_size, weight_decay=RIDGE)
+            sampler = registry.find("sampler", options.pop("name"))(**options)
+            curve, audit = Curve(rounds, size.clients), Audit()
+            Simulation(
+                Task(partial(linear, population.inputs.shape[1], 10, zero_init=True), seed=trial["seed"]),
+                population,
+                FedAvg(local, sampler, server_lr=trial["server_lr"]),
+                seed=trial["seed"],
+                plan=plan,
+                stopping=Stopping(rounds),
+                evaluation=Evaluation(size.every),
+                observers=[curve, audit],
+            ).run()
+            missing = rounds // size.every + 1 - len(curve.rows)
+            train, test = np.array(curve.rows + [(GUESSING, GUESSING)] * missing).T
+            return {
+                "train": train.tolist(),
+                "test": test.tolist(),
+                "used": float(np.mean(curve.used)),
+                "weights": audit.findings.realised.tolist(),
+                "excluded": (curve.excluded / (rounds - rounds // 2)).tolist(),
+            }
+
+        return carry_out
+
+
+def planned(task: str, scheme: Scheme, rates: str) -> Trial:
+    """A trial whose rates are those tuned under that name."""
+    return {"task": task, "scheme": scheme, "rates": rates}
+
+
+def completed(trial: Trial, tuned: dict[str, float], rounds: dict[str, int]) -> Trial:
+    """A planned trial as it is carried out."""
+    rates = {kind: tuned[f"{trial['rates']} {kind}"] for kind in ("lr", "server_lr")}
+    return {"task": trial["task"], "scheme": trial["scheme"], "rounds": rounds[trial["task"]], **rates}
+
+
+def tune(
+    trials: Trials, seed: int, size: Size, rounds: int, trial: Trial, first: tuple[float, float]
+) -> dict[str, float]:
+    """Both learning rates, by the final training accuracy of one seed: from `first` to the best neighbour in the grid,
+    until none is better."""
+    grids, fixed = (size.rates, size.server_rates), {"task": trial["task"], "scheme": trial["scheme"], "rounds": rounds}
+
+    def score(place: tuple[int, ...]) -> float:
+        lr, server_lr = (grid[i] for grid, i in zip(grids, place, strict=True))
+        return late(np.array(trials(**fixed, lr=lr, server_lr=server_lr, seed=seed)["train"]))
+
+    place: tuple[int, ...] = ()
+    better = tuple(int(np.argmin(np.abs(np.log(grid) - np.log(rate)))) for grid, rate in zip(grids, first, strict=True))
+    while better != place:
+        place = better
+        row, column = place
+        around = [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]
+        inside = [(i, j) for i, j in around if 0 <= i < len(grids[0]) and 0 <= j < len(grids[1])]
+        better = max((place, *inside), key=score)
+    name = trial["rates"]
+    return {f"{name} lr": grids[0][place[0]], f"{name} server_lr": grids[1][place[1]]}
+
+
+def carry_out(trials: Trials, seeds: Sequence[int], wanted: Sequence[Trial]) -> None:
+    """These trials for every seed, in several processes where there are."""
+    every = [{**trial, "seed": seed} for seed in seeds for trial in wanted]
+    trials.ahead(every)
+    for trial in every:
+        trials(**trial)
+
+
+# -- what follows from the curves -----------------------------------------------------------------------------
+
+
+def late(curve: FloatArray) -> float:
+    return float(curve[-LATE:].mean())
+
+
+def final(measures: Measures) -> float:
+    """Test accuracy at the end."""
+    return late(np.array(measures["test"]))
+
+
+def time_average(measures: Measures) -> float:
+    return float(np.mean(measures["test"]))
+
+
+def unrest(measures: Measures) -> float:
+    """Standard deviation over the second half of the run."""
+    curve = np.array(measures["test"])
+    return float(curve[len(curve) // 2 :].std())
+
+
+def at(share: float) -> Quantity:
+    """Test accuracy after that share of the rounds."""
+    return lambda measures: float(measures["test"][round(share * (len(measures["test"]) - 1))])
+
+
+def shares(measures: Measures) -> FloatArray:
+    """`[4]` share of all weight of the clients that are often online and correlated, often and not, seldom and
+    correlated, seldom and not."""
+    weights = np.array(measures["weights"])
+    quarters = np.array([part.sum() for part in np.split(weights, 4)])
+    return quarters / quarters.sum() if quarters.sum() else quarters
+
+
+def each(results: Results, quantity: Quantity, trial: Trial) -> FloatArray:
+    """The quantity of a planned trial, one number a seed."""
+    return results.each(quantity, **completed(trial, results.tuned, results.setting["rounds"]))
+
+
+def difference(quantity: Quantity, one: Trial, other: Trial) -> Values:
+    """One trial's quantity minus another's, within each seed."""
+    return lambda results: each(results, quantity, one) - each(results, quantity, other)

@@ -1,0 +1,1 @@
+"""What is proved of the methods: constants, bounds and conditions, as functions."""

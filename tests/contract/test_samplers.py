@@ -1,0 +1,70 @@
+"""What every sampler keeps to on unreliable clients: the same bits, also after a crash, and an audit that adds up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_nothing_silent import watch_law
+from test_resume import assert_same
+
+import turnout
+from support import experiment, local, simulation
+from turnout import registry
+from turnout.observe.audit import Audit
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "target": {"groups": [0, 1, 0, 1, 0, 1, 0, 1]},
+    "power_of_choice": {"candidates": 6},
+    "poisson_binomial": {"cap": True},
+    "cafed": {"bias_weight": 0.1},
+}  # what a population of eight needs
+NAMES = registry.names("sampler")
+ESTIMATED = [
+    (name, {"estimator": estimator, "observed": 5})
+    for name in NAMES
+    for estimator in ("beta", "transitions")
+    if "estimator" in registry.find("sampler", name).__dataclass_fields__
+]
+EVERY = pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), *ESTIMATED])
+
+
+def trial(name: str, options: dict[str, Any], **more: Any) -> turnout.Experiment:
+    cls = registry.find("sampler", name)
+    some = {"clients_per_round": 4} if "clients_per_round" in cls.__dataclass_fields__ else {}
+    algorithm = turnout.FedAvg(local(), cls(**some, **OPTIONS.get(name, {}), **options))
+    return experiment("fedavg", algorithm=algorithm, **more)
+
+
+@EVERY
+def test_same_seed_same_bits(name: str, options: dict[str, Any]) -> None:
+    """Also with the same sampler, which has forgotten the run before."""
+    plan = trial(name, options)
+    first = turnout.execute(plan)
+    assert_same(first, turnout.execute(trial(name, options)))
+    assert_same(first, turnout.execute(plan))
+
+
+@EVERY
+def test_resume_from_every_round(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    reference = turnout.execute(trial(name, options, rounds=5))
+    for stop in range(5):
+        folder = tmp_path / str(stop)
+        turnout.execute(trial(name, options, rounds=stop), folder, checkpoint_every=1)
+        resumed = turnout.execute(trial(name, options, rounds=5), folder, checkpoint_every=1, resume=True)
+        assert_same(reference, resumed)
+
+
+@EVERY
+def test_the_audit_adds_up(name: str, options: dict[str, Any]) -> None:
+    plan, audit = trial(name, options, rounds=8), Audit()
+    server = simulation(plan.algorithm, plan.population, stopping=plan.stopping, seed=5, observers=[audit])
+    applied = watch_law(server)
+    server.run()
+    expected = np.zeros(server.population.size)
+    for client, weight in applied:
+        expected[client] += weight
+    np.testing.assert_allclose(audit.findings.realised * audit.findings.rounds, expected, atol=1e-12)
+    assert audit.findings.contributions.sum() == sum(weight != 0 for _, weight in applied) > 0
