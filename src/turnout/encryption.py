@@ -82,10 +82,16 @@ class KeyHolder:
         return float(value if self.private_key is None else self.private_key.decrypt(value))
 
     def divergence(self, profile: FloatArray, reference: FloatArray) -> float:
-        """Client, server and key holder in turn; infinite for a profile that is not finite and cannot be encrypted."""
-        if not np.isfinite(profile).all():
+        """Client, server and key holder in turn; infinite for a profile that is none and cannot be encrypted."""
+        if not np.isfinite(profile).all() or (profile[1] < 0).any():
             return np.inf
         return self.decrypt(self.cipher.divergence(self.cipher.encrypt(profile), reference))
+
+    def divergences(self, profiles: FloatArray, reference: FloatArray) -> FloatArray:
+        """`[k]` of profiles `[k, 2, q]`."""
+        if isinstance(self.cipher, PlainCipher):
+            return self.cipher.divergence(profiles, reference)
+        return np.array([self.divergence(profile, reference) for profile in profiles])
 
 
 def linear_form(profile: FloatArray, var_floor: float = matching.VAR_FLOOR) -> FloatArray:

@@ -95,10 +95,13 @@ def simulate(
     >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
     >>> result.measures["test_accuracy"], result.audit.never_heard
 
-    `options` are the other fields of `Experiment`, and `seconds`, `target`, `measure` of the stop rule.
+    `options` are the other fields of `Experiment`, `seconds`, `target`, `measure` of the stop rule, and `observers`.
     """
     rule = {name: options.pop(name) for name in ("seconds", "target", "measure") if name in options}
-    return execute(Experiment(task, population, algorithm, seed, Stopping(rounds, **rule), **options))
+    observers = options.pop("observers", ())
+    return execute(
+        Experiment(task, population, algorithm, seed, Stopping(rounds, **rule), **options), observers=observers
+    )
 
 
 def execute(

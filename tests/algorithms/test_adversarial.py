@@ -14,20 +14,35 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import hypergeom
-from torch import nn
+from torch import Tensor, nn
 from toy_problems import EXACT, SELDOM, clients, point, simulate, steps
 
 import turnout
 from support import simulation
-from turnout import Algorithm, FedAvg, FedProx, Full, LocalSGD, Population, Ragged, Renormalised, Result, Uniform
+from turnout import (
+    Algorithm,
+    FedAvg,
+    FedAvgRP,
+    FedProx,
+    Full,
+    LocalSGD,
+    Population,
+    Ragged,
+    Renormalised,
+    Result,
+    Task,
+    Uniform,
+)
 from turnout.algorithms.mifa import Mifa
 from turnout.algorithms.robust_fedavg import RobustFedAvg
 from turnout.algorithms.robust_fedprox import RobustFedProx
 from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.errors import UserError
-from turnout.observe.observer import Observer, Round
+from turnout.local.sgd import ClientData, Named
+from turnout.observe.observer import Event, Observer, Round
 from turnout.population.adversary import Adversary, LargestNorm, Random, Silence, WorstCase
 from turnout.random import FloatArray, IntArray, key, normal, permutation
+from turnout.robustness.aggregation import bucketed
 from turnout.server.server import Server
 from turnout.theory.unavailability import error_floor
 
@@ -403,3 +418,47 @@ def test_momentum_options_are_checked(option: str, value: Any) -> None:
         RobustMomentum(steps(1, 0.1), **{option: value})
     with pytest.raises(UserError, match=r"local\.lr"):
         RobustMomentum(steps(1, 0.0))
+
+
+@dataclass(frozen=True)
+class Lies(LocalSGD):
+    """A client whose optimum is 3 answers NaN."""
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Any, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        payload, state = super().finish(task, received, params, carry, state, data)
+        broken = (data.targets[data.index[0]] == 3).any()
+        return {"delta": torch.where(broken, torch.nan, payload["delta"])}, state
+
+
+@pytest.mark.parametrize("kind", [Mifa, RobustMomentum, FedAvgRP])
+def test_a_nan_never_enters_a_memory(kind: type[FedAvg]) -> None:
+    """It is rejected with an event; what the others sent counts."""
+    events: list[Event] = []
+
+    class Watch(Observer):
+        def on_event(self, server: Server, event: Event) -> None:
+            events.append(event)
+
+    people = clients([1.0, 3.0], "equal")
+    work = Lies.extend(steps(1, 0.5))
+    result = simulate(kind(work, Full()), people, 3, observers=[Watch()])
+    assert [(event.kind, event.facts["client"]) for event in events] == [("rejected_update", 1)] * 3
+    assert bool(torch.isfinite(result.model).all())
+    assert float(result.model[0]) > 0
+
+
+def test_buckets_are_dealt_anew_in_every_round() -> None:
+    """Ten clients that answer with their own optimum, one round each: bucket means differ between rounds."""
+    seen: list[list[float]] = []
+
+    class Watching(RobustMomentum):
+        def robust_mean(self, server: Server) -> Tensor:
+            rows, _ = bucketed(self.momenta, torch.full((10,), 0.1, dtype=torch.float64), 2, self.bucket_key(server))
+            seen.append(sorted(rows[:, 0].tolist()))
+            return super().robust_mean(server)
+
+    people = clients([float(i) for i in range(10)], "equal")
+    simulate(Watching(steps(1, 1e-9), Full(), momentum=0.0, buckets=2), people, 4)
+    assert len({tuple(round(value, 6) for value in row) for row in seen}) > 1

@@ -35,10 +35,11 @@ from turnout.algorithms.fedavg_rp import FedAvgRP
 from turnout.algorithms.fedprof import FedProf
 from turnout.encryption import key_holder
 from turnout.local.profile import profile_of
+from turnout.local.proximal import ProximalSGD
 from turnout.matching import divergence, preference_for_weights, selection_probabilities
 from turnout.observe.observer import Event, Round
 from turnout.options import options_of
-from turnout.population.quality import KINDS, degrade
+from turnout.population.quality import KINDS, Pool, degrade
 from turnout.random import FloatArray, IntArray, key, normal
 from turnout.server.server import Server
 
@@ -255,7 +256,7 @@ def test_worse_data_are_farther_away(kind: str, strengths: tuple[float, ...]) ->
     reference = profile_of(task, model, own, "1").array
     found = []
     for strength in strengths:
-        inputs, _ = KINDS[kind][0](samples, samples, strength, key(1, "quality"))
+        inputs, _ = KINDS[kind][0](samples, Pool(*samples), strength, key(1, "quality"))
         found.append(float(divergence(profile_of(task, model, inputs, "1").array, reference)))
     assert (np.diff(found) > 0).all(), found
 
@@ -367,7 +368,7 @@ def test_a_profile_that_is_not_finite_has_no_chance() -> None:
     simulation(method, replace(people, inputs=inputs), stopping=Stopping(1), observers=[watch]).run()
     simulation(clean, people, stopping=Stopping(1)).run()
     (event,) = [event for event in watch.events if event.kind == "rejected_profile"]
-    assert event.facts == {"client": 2, "why": "not finite"}
+    assert event.facts == {"client": 2, "why": "infinitely far from the reference"}
     assert method.divergences[2] == np.inf
     assert method.chances(people.ids)[2] == 0
     others = np.delete(np.arange(8), 2)
@@ -514,3 +515,23 @@ def test_names() -> None:
     for name, cls in (("fedprof", FedProf), ("cfcfm", CFCFM), ("fedavg_rp", FedAvgRP)):
         assert isinstance(algorithm(name), cls)
     assert "sampler" not in options_of(FedProf)
+
+
+def test_profiles_that_are_late_are_not_waited_for() -> None:
+    """Client 4 needs 25 samples' time, the deadline leaves 20: it is cancelled, and asked again in the next round. The
+    first model follows from the seed, so no push is waited for."""
+    people = replace(population(), devices=turnout.devices.fixed(1.0, per="sample"), links=turnout.Links(server=10.0))
+    method = fedprof(local(epochs=1, batch_size=1), deadline=20.0)
+    server = simulation(method, people, stopping=Stopping(1), plan=EXACT)
+    method.begin(server)
+    chosen = method.choose(server)
+    assert server.now == 20.0
+    assert method.versions.tolist() == [0, 0, 0, 0, -1, 0, 0, 0]
+    assert 4 not in chosen.clients
+    assert 4 in method._due(server)
+
+
+def test_a_work_with_options_of_its_own_can_be_profiled() -> None:
+    work = ProximalSGD.extend(local(), mu=0.1)
+    server, _ = run(fedprof(work), rounds=2)
+    assert server.version == 2

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 import turnout
-from support import WORLD, experiment, population, same
+from support import WORLD, experiment, local, population, same, simulation
 from turnout import config
 from turnout.population.availability import Always, Availability, BoolArray
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
@@ -220,3 +220,9 @@ def test_by_name_with_its_options_and_groups(name: str, groups: int | list[int] 
 def test_mistakes_are_sentences(name: str, options: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(turnout.UserError, match=complaint):
         config.build(settings(name, tmp_path, **options))
+
+
+def test_nobody_is_looked_for_before_it_has_joined() -> None:
+    people = replace(population(availability=turnout.Always()), joined_at=np.array([0, 0, 0, 0, 7.0, 0, 0, 9.0]))
+    online = simulation(turnout.FedAvg(local()), people).online()
+    assert online.back_at(np.array([0, 4, 7])).tolist() == [0.0, 7.0, 9.0]

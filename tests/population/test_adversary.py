@@ -408,3 +408,16 @@ def test_mistakes(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as error:
         built(*overrides)
     assert str(error.value) == sentence
+
+
+def test_clients_that_do_not_exist() -> None:
+    people = replace(population(), adversary=Silence(0.5, clients=[99]))
+    with pytest.raises(UserError, match=r"adversary\.clients: 99 is not one of the 8 clients"):
+        simulation(turnout.FedAvg(local(), turnout.Full()), people)
+
+
+def test_whom_it_spared_before_it_begins_is_remembered() -> None:
+    people = replace(population(), adversary=Starve(0.5, begins=2))
+    server = simulation(turnout.FedAvg(local(), turnout.Full()), people, stopping=turnout.Stopping(2))
+    server.run()
+    assert server.adversary.heard.tolist() == [2] * 8  # type: ignore[union-attr]

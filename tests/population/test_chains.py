@@ -271,7 +271,7 @@ def test_the_clustered_population() -> None:
         (lambda: Markov(np.full(3, 0.5), 0.5).online(0, np.arange(4), 0), "given for 3 clients; client 3 has none"),
         (lambda: Diurnal(0.5, -0.1), "diurnal: amplitude is -0.1"),
         (lambda: Diurnal(1.1, 0.1), "diurnal: level is 1.1"),
-        (lambda: Diurnal(0.5, 0.1, -0.1), "diurnal: correlation is -0.1"),
+        (lambda: Diurnal(0.5, 0.1, -0.1), "diurnal: memory is -0.1"),
         (lambda: Diurnal(0.5, 0.1, zones=0), "diurnal: zones is 0"),
         (lambda: Diurnal(0.5, 0.1, peak=np.nan), "diurnal: peak is nan"),
         (lambda: Diurnal(0.5, 0.1, day=0.0), "diurnal.day: 0.0"),
@@ -289,3 +289,20 @@ def test_the_clustered_population() -> None:
 def test_impossible_settings_are_refused(build: Callable[[], object], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         build()
+
+
+def test_groups_that_the_model_does_not_have() -> None:
+    model = Markov(np.array([0.2, 0.8]), 0.5)
+    with pytest.raises(UserError, match=r"availability\.groups: 3 groups, but probability is given for 2"):
+        Grouped(model, np.array([0, 1, 2]))
+    with pytest.raises(UserError, match=r"availability\.groups: 3 groups"):
+        Grouped(model, 3)
+    assert Grouped(Markov(0.5, 0.5), 7).group(np.array([8])).tolist() == [1]
+
+
+def test_a_day_has_no_single_correlation() -> None:
+    """Two intervals of a day are alike although nothing lasts: the oracle cannot be asked."""
+    model = Diurnal(0.5, 0.5)
+    online = path(model, 3, np.arange(0, 200 * 86_400, 600.0))
+    assert np.corrcoef(online[1:], online[:-1])[0, 1] > 0.4
+    assert model.correlation is None

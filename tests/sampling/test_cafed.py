@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from turnout.population.chains import Markov, heterogeneous
 from turnout.random import FloatArray, IntArray, generator, key
 from turnout.sampling.cafed import CAFed, Pruning
 from turnout.sampling.presence import Presence
+from turnout.sampling.sampler import Sampler
 from turnout.sampling.statistics import statistics
 from turnout.sampling.unbiased import Unbiased
 from turnout.server.server import Server
@@ -408,3 +410,25 @@ def test_what_cannot_be() -> None:
             CAFed(**options).sample(server())  # type: ignore[arg-type]
     with pytest.raises(UserError, match="cafed depends on the losses"):
         statistics(CAFed(), population([0.5, 0.5]))
+
+
+def test_who_has_left_has_no_say_in_the_mean() -> None:
+    """A client that never spoke counts as the mean of the members, not of those who have left."""
+    sampler, where = CAFed(floor="zero"), server_of([0.25] * 4)
+    sampler.sample(where)
+    sampler.losses = np.array([1.0, 1.0, 100.0, np.nan])
+    where.version, where.importance = 1, np.array([0.4, 0.4, 0.0, 0.2])
+    sampler.ask = lambda _server, _here: (np.zeros(0, np.int64), np.zeros(0))  # type: ignore[method-assign]
+    sampler.sample(where)
+    assert sampler.gaps(np.arange(4))[3] == 1.0
+
+
+@pytest.mark.parametrize("sampler", [CAFed(), turnout.PowerOfChoice(2, candidates=4)])
+def test_reports_are_not_waited_for_beyond_the_deadline(sampler: Sampler) -> None:
+    """Half of the jobs die, and nobody learns of it: only a deadline ends the wait."""
+    people = replace(population([0.25] * 4), crashes=turnout.Crashes(0.5), detection=turnout.Detection("none"))
+    algorithm = turnout.FedAvg(LocalSGD(0.1, steps=1, batching="full"), sampler, deadline=5.0)
+    result = turnout.simulate(task(), people, algorithm, rounds=6)
+    assert result.server.version == 6
+    assert result.server.now <= 60
+    assert result.rounds()["arrived"].sum() > 0

@@ -154,6 +154,24 @@ def test_whoever_has_not_joined_is_not_watched() -> None:
     assert sampler.transitions[2].tolist() == [[0, 0], [0, 1]]
 
 
+def test_f3ast_does_not_forget_whoever_has_not_joined() -> None:
+    where, sampler = server(turnout.Always()), F3AST(clients_per_round=4, smoothing=0.5)
+    where.importance = np.array([0.5, 0.5, 0.0, 0.0])
+    for version in range(6):
+        where.version = version
+        sampler.sample(where)
+    assert sampler.rate.tolist() == [1.0] * 4
+
+
+def test_more_available_goes_on_when_those_often_online_have_left() -> None:
+    where, sampler = server(turnout.Bernoulli(np.array([0.9, 0.9, 0.4, 0.4]))), MoreAvailable()
+    sampler.sample(where)
+    where.version, where.importance = 1, np.array([0.0, 0.0, 0.5, 0.5])
+    assert not len(sampler.sample(where).clients)
+    with pytest.raises(UserError, match=r"sampler.threshold: no client is online 0.5 of the time"):
+        MoreAvailable().sample(server(turnout.Bernoulli(0.4)))
+
+
 # -- what the oracle knows --------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ def inclusion(sampler: Sampler, rounds: int = 4000, clients: int = 8) -> np.ndar
     server, counts = server_of([1 / clients] * clients, seed=3), np.zeros(clients)
     for version in range(rounds):
         server.version = version
-        chosen = sampler.sample(server)
+        chosen = copy.deepcopy(sampler).sample(server)
         assert len(set(chosen.clients.tolist())) == len(chosen.clients)
         assert chosen.weights.sum() == pytest.approx(1)
         counts[chosen.clients] += 1
@@ -114,6 +116,13 @@ def test_afl_prefers_those_never_heard() -> None:
     sampler = AFL(6, explore=0.0)  # none of them is among those dropped, however many they are
     sampler.values = np.array([np.inf, 9, 9, *[np.inf] * 5])
     assert inclusion(sampler, 50).tolist() == [1, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_afl_does_not_wait_for_those_who_never_answer() -> None:
+    """Ten of forty always crash. Asked once, they are worth nothing until they answer."""
+    people = replace(population("equal", clients=40), crashes=turnout.Crashes(np.repeat([0.0, 1.0], [30, 10])))
+    result = turnout.simulate(task(), people, FedAvg(LocalSGD(0.1, steps=1), AFL(10)), rounds=30)
+    assert (result.rounds()["arrived"][-15:] >= 6).all()
 
 
 def test_afl_gives_some_places_to_anybody() -> None:

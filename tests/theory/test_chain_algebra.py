@@ -145,3 +145,8 @@ def test_chains_that_never_mix_are_refused() -> None:
         with pytest.raises(UserError, match="never forgets"):
             mixing_time(chain)
     assert relaxation_time(np.eye(2)) == np.inf
+
+
+def test_a_distance_below_rounding_is_refused() -> None:
+    with pytest.raises(UserError, match=r"mixing_time: a distance of 0\.0"):
+        mixing_time(transition_matrix(0.1, 0.9), 0.0)

@@ -16,7 +16,7 @@ from turnout.server.server import Server
 from turnout.server.staleness import check_discount, discount
 from turnout.server.updates import CRASHED, LEFT, Updates
 
-_TICK = 2e-6  # seconds: an availability model tells times apart by microseconds
+_RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
 
 
 @dataclass
@@ -90,12 +90,15 @@ class Arrivals(Algorithm):
         reasons = np.array(arrived.failed.reasons, object)
         crashed, left = reasons == CRASHED, reasons == LEFT
         gone = arrived.failed.clients[~crashed & ~left]
+        delivered = np.concatenate([delivered, arrived.failed.clients[crashed]])
+        if not len(gone) and not (self.back_at < server.now + _RESOLUTION).any():
+            return delivered
         absent, back_at = np.concatenate([self.absent, gone]), np.append(self.back_at, np.full(len(gone), server.now))
-        due = np.flatnonzero(back_at < server.now + _TICK)
+        due = np.flatnonzero(back_at < server.now + _RESOLUTION)
         back = server.online().contains(absent[due])
         back_at[due[~back]] = server.online().back_at(absent[due[~back]])
         self.absent, self.back_at = np.delete(absent, due[back]), np.delete(back_at, due[back])
-        return np.concatenate([delivered, arrived.failed.clients[crashed], absent[due[back]]])
+        return np.concatenate([delivered, absent[due[back]]])
 
     def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
         work = self.work(clients, policy, durations, server.importance)

@@ -32,4 +32,4 @@ class FedAvgRP(FedAvg):
             return
         weights = self.weights(server, updates, chosen)
         target = torch.tensordot(torch.as_tensor(weights).to(server.model), updates.returned(), dims=1)
-        server.publish(torch.lerp(server.model, target, self.server_lr), updates, self.server_lr * weights)
+        server.publish(torch.lerp(server.model, target, self.server_lr), updates, weights)

@@ -28,7 +28,7 @@ class FedNova(FedProx):
 
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         omega = chosen.weights_of(updates.clients)
-        work = self.work(server)
+        work = self.work(server).at(server.version)
         a = work.effective_steps(updates.steps)
         if self.observed:
             a_bar = (omega * a).sum() / max(omega.sum(), np.finfo(float).tiny)

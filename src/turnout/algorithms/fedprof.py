@@ -99,8 +99,10 @@ class FedProf(FedAvg):
 
     def draw(self, server: Server, clients: IntArray) -> tuple[IntArray, IntArray]:
         """Who is drawn, and how often."""
+        if not len(clients):
+            return clients, clients
         key, chances = Sampler.key(server), self.chances(clients)
-        if self.replace and len(clients):
+        if self.replace:
             edges = np.cumsum(chances)
             places = np.searchsorted(edges, random.uniform(key, self.clients_per_round) * edges[-1], side="right")
             return np.unique(clients[places], return_counts=True)
@@ -117,12 +119,13 @@ class FedProf(FedAvg):
     def _look(self, server: Server) -> None:
         """Profile the reference with the current model."""
         if self.reference is not None:
-            inputs = torch.as_tensor(self.reference).reshape(-1, *server.cohort.inputs.shape[1:])
+            given = torch.as_tensor(self.reference).reshape(-1, *server.cohort.inputs.shape[1:])
+            inputs = server.cohort.place(given)
         elif server.whole_population.central is not None:
-            inputs = server.whole_population.central[0]
+            inputs = server.central[0]
         else:
             raise UserError("algorithm.reference: the server holds no data; take a dataset with a test set, or give it")
-        self.matched = profile_of(server.task, server.model, server.cohort.place(inputs), self._layer(server)).array
+        self.matched = profile_of(server.task, server.model, inputs, self._layer(server)).array
         if not matching.informative(self.matched, self.var_floor).any():
             server.log("dead_layer", layer=self._layer(server), why="nothing varies at the reference: all are alike")
 
@@ -138,18 +141,15 @@ class FedProf(FedAvg):
         """Have these clients profile the current model; the first one they can make themselves."""
         if not len(clients):
             return
-        work = ProfileReport.extend(self.local).bind({"report": f"profile:{self._layer(server)}"})
-        server.invite(clients, work, CURRENT if server.version == 0 else None)
-        limit = None if self.deadline is None else self.deadline + server.push_seconds(len(clients), work)
-        self._match(server, server.wait(len(clients), of=clients, seconds=limit))
-        server.cancel(clients)
+        work = ProfileReport.like(self.local, f"profile:{self._layer(server)}")
+        self._match(server, Sampler.hear(server, clients, work, CURRENT if server.version == 0 else None))
 
     def _match(self, server: Server, updates: Updates) -> None:
         """Compare profiles with the reference's of the same model. Who sends none keeps the divergence it has."""
         if not len(updates):
             return
-        for client, profile in zip(updates.clients.tolist(), updates["profile"].double().cpu().numpy(), strict=True):
-            self.divergences[client] = self._key_holder.divergence(profile, self.matched)
-            if not np.isfinite(self.divergences[client]):
-                server.log("rejected_profile", client=client, why="not finite")
+        found = self._key_holder.divergences(updates["profile"].double().cpu().numpy(), self.matched)
+        for client in updates.clients[np.isinf(found)].tolist():
+            server.log("rejected_profile", client=client, why="infinitely far from the reference")
+        self.divergences[updates.clients] = found
         self.versions[updates.clients] = updates.versions

@@ -25,7 +25,8 @@ class Mifa(FedAvg):
     """`model <- model + server_lr * sum over all i of p_i * (last update of i)`.
 
     The first round asks everybody, as the paper needs (for an adversary that keeps to that: `begins` = 1), or starts
-    with a memory of zeros (`first_round` zero). Memory: N models. A client that is silenced for good keeps pulling
+    with a memory of zeros (`first_round` zero). Memory: N models; the audit counts an update in the
+    round it is new, not while it is remembered. A client that is silenced for good keeps pulling
     where it pulled last, which can be arbitrarily wrong.
     """
 

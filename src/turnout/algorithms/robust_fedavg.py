@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError, check_positive
+from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.sampler import FloatArray, Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -21,7 +22,8 @@ class RobustFedAvg(FedAvg):
     Importance p is over all M clients and beta is the `amplification`, by default what makes the sampler's draw
     unbiased: M / K for K uniformly drawn. Nothing is divided by who answered, so that the step shrinks when few do: to
     2 / 10 if 2 of 10 equal clients answer. That bounds the harm of an adversary who chooses them, up to an error that
-    no method avoids (`turnout.theory.unavailability`). It is FedAvg with `normalise` invited and a beta of one's own;
+    no method avoids (`turnout.theory.unavailability`). The sampler must not divide by whom it drew, either: `uniform`,
+    `md`, ... but not `renormalised`. It is FedAvg with `normalise` invited and a beta of one's own;
     what most frameworks do is FedAvg with the sampler `renormalised` and `normalise` responders.
     """
 
@@ -30,6 +32,8 @@ class RobustFedAvg(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("algorithm.amplification", self.amplification)
+        if isinstance(self.sampler, Renormalised):
+            raise UserError("sampler.name: renormalised divides by whom it drew, which is not robust; use uniform")
         if self.normalise != "invited":
             raise UserError(f"algorithm.normalise: {self.normalise} is not robust; use fedavg or fedprox for that")
 

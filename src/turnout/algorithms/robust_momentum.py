@@ -16,6 +16,7 @@ from turnout import random
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError, check_positive, unknown
 from turnout.local.sgd import LocalSGD
+from turnout.random import IntArray
 from turnout.robustness.aggregation import bucketed, centred_clipping, geometric_median
 from turnout.sampling.sampler import Selection
 from turnout.server.server import Server
@@ -66,15 +67,21 @@ class RobustMomentum(FedAvg):
         updates = server.finite(updates)
         if not len(updates):
             server.log("empty_round")
-        gradients = updates.deltas / -self.local.lr
+        lr = self.local.at(server.version).lr
+        gradients = updates.deltas / -lr
         self.momenta[updates.clients] = torch.lerp(gradients, self.momenta[updates.clients], self.momentum)
         self.direction = self.robust_mean(server)
-        server.publish(server.model - self.server_lr * self.local.lr * self.direction, updates, None)
+        server.publish(server.model - self.server_lr * lr * self.direction, updates, None)
+
+    @staticmethod
+    def bucket_key(server: Server) -> IntArray:
+        """Who shares a bucket in this round."""
+        return random.key(server.seed, "buckets", server.version)
 
     def robust_mean(self, server: Server) -> Tensor:
         rows, weights = self.momenta, torch.as_tensor(server.importance).to(self.momenta)
         if self.buckets:
-            rows, weights = bucketed(rows, weights, self.buckets, random.key(server.seed, "buckets", server.version))
+            rows, weights = bucketed(rows, weights, self.buckets, self.bucket_key(server))
         if self.rule == "centred_clipping":
             radius = 10 / (1 - self.momentum) if self.radius is None else self.radius
             return centred_clipping(rows, weights, self.direction, radius, self.iterations or 1)

@@ -25,12 +25,14 @@ def load(
     max_samples: int | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
+    sample_seed: int | None = None,
 ) -> Dataset:
     """Client k draws u ~ N(0, alpha), W and b ~ N(u, 1), B ~ N(0, beta), v ~ N(B, 1) and sees x_j ~ N(v_j, j^-1.2)
     with label argmax(W x + b).
 
     It has 50 + lognormal(4, 2) samples (at most `max_samples`), of which the last `test_fraction` go to the test
-    set. `iid` gives everyone the first client's W, b and v. Facts: `weights` [clients, dims, classes], `biases`.
+    set. `iid` gives everyone the first client's W, b and v. With another `sample_seed` the same clients, as large as
+    before, have other samples. Facts: `weights` [clients, dims, classes], `biases`.
     """
     at_least("synthetic", 0, alpha=alpha, beta=beta)
     at_least("synthetic", 1, clients=clients, dims=dims, max_samples=max_samples)
@@ -43,11 +45,12 @@ def load(
     centres = beta * normal(key(seed, "synthetic B", rule), 1) + normal(key(seed, "synthetic v", rule), dims)
     spread = np.arange(1, dims + 1) ** -0.6
 
+    drawn = seed if sample_seed is None else sample_seed
     sizes = lognormal_sizes(seed, clients, max_samples)
     inputs, targets = np.empty((sizes.sum(), dims), np.float32), np.empty(sizes.sum(), np.int64)
     ends = np.cumsum(sizes)
     for client, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        x = centres[client] + spread * normal(key(seed, "synthetic x", client, np.arange(size)), dims)
+        x = centres[client] + spread * normal(key(drawn, "synthetic x", client, np.arange(size)), dims)
         inputs[end - size : end] = x
         targets[end - size : end] = np.argmax(x @ weights[client] + biases[client], axis=1)
 

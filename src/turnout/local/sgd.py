@@ -90,7 +90,8 @@ class LocalSGD:
     - `fixed`: one drawn batch for all steps of the job;
     - `full`: all samples at every step.
 
-    Momentum starts from zero in every job. `clip_norm` bounds the norm of each mini-batch gradient.
+    Momentum starts from zero in every job. `clip_norm` bounds the norm of each mini-batch gradient. A job that begins
+    from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
@@ -103,6 +104,8 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    lr_decay: float = 1.0
+    lr_power: float = 0.0
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
 
     def __post_init__(self) -> None:
@@ -113,8 +116,9 @@ class LocalSGD:
             raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
         if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
             raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
-        for name, low in (("lr", 0.0), ("epochs", 0), ("batch_size", 1), ("momentum", 0.0), ("weight_decay", 0.0)):
-            value = getattr(self, name)
+        lows = {"epochs": 0, "batch_size": 1}
+        for name in ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_power"):
+            value, low = getattr(self, name), lows.get(name, 0.0)
             if not np.all(np.isfinite(value)) or np.any(np.asarray(value) < low):
                 raise UserError(f"local.{name}: {value} must be a number of at least {low}")
 
@@ -131,6 +135,23 @@ class LocalSGD:
         for name, value in options.items():
             object.__setattr__(bound, name, value)
         return bound
+
+    def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
+        """What the learning rate is multiplied by in jobs that begin from that version."""
+        t = np.asarray(version, np.float64)
+        factor: NDArray[np.float64] = self.lr_decay**t / (t + 1) ** self.lr_power
+        return factor
+
+    def at(self, version: int) -> Self:
+        """The same work with the learning rate of jobs that begin from that version."""
+        if not self.scheduled:
+            return self
+        return self.bind({"lr": self.lr * float(self.lr_factor(version)), "lr_decay": 1.0, "lr_power": 0.0})
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate changes from version to version."""
+        return self.lr_decay != 1 or self.lr_power != 0
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
         """Steps of a job on `counts` samples."""

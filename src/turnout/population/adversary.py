@@ -74,6 +74,7 @@ class Adversary:
     def silence(self, server: Server, updates: Updates, invited: int) -> tuple[IntArray, float]:
         """Rows of the updates that will never come, of an invitation of so many clients, and their share epsilon_t."""
         if server.version < self.begins or (self.ends is not None and server.version >= self.ends):
+            self.observe(updates)
             return np.zeros(0, np.int64), 0.0
         members = np.count_nonzero(server.importance)
         shares = server.importance[updates.clients] * members / invited
@@ -115,6 +116,13 @@ class Silence(Adversary):
     """
 
     clients: list[int]
+
+    def begin(self, clients: int) -> None:
+        strangers = [client for client in self.clients if not 0 <= client < clients]
+        if strangers:
+            raise UserError(
+                f"adversary.clients: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}"
+            )
 
     def wanted(self, server: Server, updates: Updates, room: Room) -> IntArray:
         order = self.shuffled(server, updates)

@@ -226,12 +226,15 @@ class Diurnal(Chain):
 
     A renewal at time t draws online with probability level + amplitude cos(2 pi (t - peak) / day), cut at 0 and 1; a
     round counts as an `interval` of the day. Each client lives in one of `zones` time zones, spread evenly over the
-    day, whose peak is later by so much. With `correlation` presence lasts, and follows the day with a delay.
+    day, whose peak is later by so much. With `memory`, the chance that an interval draws nothing anew, presence
+    lasts and follows the day with a delay.
     """
+
+    correlation: ClassVar[None] = None  # part of it is the day's
 
     level: PerClient
     amplitude: PerClient
-    correlation: PerClient = 0.0
+    memory: PerClient = 0.0
     clock: Clock = field(default="seconds", kw_only=True)
     interval: float = field(default=600.0, kw_only=True)
     peak: float = 0.0  # seconds after the start
@@ -240,10 +243,10 @@ class Diurnal(Chain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        level, amplitude, repeats = self._together("level", "amplitude", "correlation")
+        level, amplitude, repeats = self._together("level", "amplitude", "memory")
         require("diurnal: level", level, (level >= 0) & (level <= 1), "between 0 and 1")
         require("diurnal: amplitude", amplitude, (amplitude >= 0) & (amplitude < np.inf), "at least 0 and finite")
-        require("diurnal: correlation", repeats, (repeats >= 0) & (repeats < 1), "at least 0 and below 1")
+        require("diurnal: memory", repeats, (repeats >= 0) & (repeats < 1), "at least 0 and below 1")
         check_seconds("diurnal.day", self.day)
         require("diurnal: peak", self.peak, np.isfinite(self.peak), "finite")
         require("diurnal: zones", self.zones, np.bool_(self.zones >= 1), "at least 1")
@@ -265,7 +268,7 @@ class Diurnal(Chain):
         return np.asarray(level + above(level) - above(1 - level))
 
     def _correlation(self, ids: IntArray) -> FloatArray:
-        return column("diurnal: correlation", self.correlation, ids)
+        return column("diurnal: memory", self.memory, ids)
 
     def _chance(self, seed: int, ids: IntArray, step: IntArray) -> FloatArray:
         zone = random.integers(random.key(seed, "time zone", ids), 1, self.zones)[:, 0] / self.zones
@@ -299,6 +302,10 @@ class Grouped:
             raise UserError(
                 f"availability.groups: {self.groups!r} is neither a number of groups nor one group a client"
             )
+        most = int(groups.max()) + (groups.ndim == 1)
+        for name in ("probability", "correlation"):
+            if np.ndim(value := getattr(self.model, name)) and np.size(value) < most:
+                raise UserError(f"availability.groups: {most} groups, but {name} is given for {np.size(value)}")
 
     @property
     def clock(self) -> Clock:

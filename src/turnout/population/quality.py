@@ -10,7 +10,8 @@ The share of each kind is dealt to clients drawn by the seed. Only training samp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,28 +26,44 @@ from turnout.random import IntArray
 
 NORMAL = "normal"
 Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...] of one client
-Damage = Callable[[Samples, Samples, float, IntArray], Samples]  # of a client's samples, given everybody's
 
 
-def irrelevant(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+@dataclass(frozen=True)
+class Pool:
+    """Everybody's samples."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @cached_property
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Of the inputs."""
+        low, high = torch.aminmax(self.inputs)
+        return low, high
+
+
+Damage = Callable[[Samples, Pool, float, IntArray], Samples]  # of a client's samples, given everybody's
+
+
+def irrelevant(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the samples has nothing to do with the task: inputs uniform in the range of everybody's,
     targets those of samples drawn at random."""
     inputs, targets = own
-    low, high = everybody[0].min(), everybody[0].max()
+    low, high = everybody.range
     fake = low + (high - low) * _uniform(random.key(int(key), "inputs"), inputs)
-    drawn = random.integers(random.key(int(key), "targets"), len(targets), len(everybody[1]))
+    drawn = random.integers(random.key(int(key), "targets"), len(targets), len(everybody.targets))
     hit = _hit(key, len(inputs), strength)
-    return _where(hit, fake, inputs), _where(hit, everybody[1][torch.as_tensor(drawn)], targets)
+    return _where(hit, fake, inputs), _where(hit, everybody.targets[torch.as_tensor(drawn)], targets)
 
 
-def gaussian_noise(own: Samples, _everybody: Samples, strength: float, key: IntArray) -> Samples:
+def gaussian_noise(own: Samples, _everybody: Pool, strength: float, key: IntArray) -> Samples:
     """Inputs with noise of that standard deviation."""
     inputs, targets = own
     noise = random.normal(key, inputs.numel()).reshape(inputs.shape)
     return inputs + strength * torch.as_tensor(noise, dtype=inputs.dtype), targets
 
 
-def blur(own: Samples, _everybody: Samples, strength: float, _key: IntArray) -> Samples:
+def blur(own: Samples, _everybody: Pool, strength: float, _key: IntArray) -> Samples:
     """Images under a Gaussian filter of that many pixels."""
     inputs, targets = own
     if inputs.ndim != 4:
@@ -55,20 +72,20 @@ def blur(own: Samples, _everybody: Samples, strength: float, _key: IntArray) -> 
     return torch.as_tensor(blurred, dtype=inputs.dtype), targets
 
 
-def salt_and_pepper(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+def salt_and_pepper(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the values is the smallest or the largest there is."""
     inputs, targets = own
     draws = _uniform(key, inputs)
-    grains = torch.where(draws < strength / 2, everybody[0].min(), everybody[0].max())
+    grains = torch.where(draws < strength / 2, *everybody.range)
     return torch.where(draws < strength, grains, inputs), targets
 
 
-def label_noise(own: Samples, everybody: Samples, strength: float, key: IntArray) -> Samples:
+def label_noise(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the labels is another class: wrong ones, whose inputs are fine."""
     inputs, targets = own
     if targets.is_floating_point():
         raise UserError("quality: label_noise needs classes, not numbers")
-    classes = int(everybody[1].max()) + 1
+    classes = int(everybody.targets.max()) + 1
     steps = 1 + random.integers(random.key(int(key), "steps"), targets.numel(), classes - 1).reshape(targets.shape)
     wrong = (targets + torch.as_tensor(steps)) % classes
     return inputs, _where(_hit(key, len(targets), strength), wrong, targets)
@@ -100,7 +117,7 @@ def degrade(
     order = random.permutation(random.key(seed, "quality"), population.size)
     tags = np.full(population.size, NORMAL, f"<U{max(map(len, (*KINDS, NORMAL)))}")
     inputs, targets = population.inputs.clone(), population.targets.clone()
-    everybody = population.inputs, population.targets
+    everybody = Pool(population.inputs, population.targets)
     for name, start, end in zip(shares, edges[:-1], edges[1:], strict=True):
         damage, strength = KINDS[name]
         for client in order[start:end].tolist():

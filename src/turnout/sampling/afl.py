@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class AFL(Sampler):
-    """A client is worth v_k = sqrt(n_k) loss_k, its loss of the model last received; one never heard is worth more than
-    any other. The `drop` share worth least is left out, the rest drawn with P(k) ~ exp(`temperature` v_k), except for a
-    share `explore` of the places, which go to anybody. All count 1 / m. **Biased** towards clients that fit badly,
-    those with bad data among them."""
+    """A client is worth v_k = sqrt(n_k) loss_k, its loss of the model last received; one never asked is worth more than
+    any other, one that was asked and has not answered yet nothing. The `drop` share worth least is left out, the rest
+    drawn with P(k) ~ exp(`temperature` v_k), except for a share `explore` of the places, which go to anybody. All count
+    1 / m. **Biased** towards clients that fit badly, those with bad data among them."""
 
     report: ClassVar[str] = "loss"
 
@@ -32,7 +32,7 @@ class AFL(Sampler):
     drop: float = 0.75
     temperature: float = 0.01
     explore: float = 0.1
-    values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never heard
+    values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never asked
 
     def __post_init__(self) -> None:
         if self.clients_per_round < 1:
@@ -60,12 +60,13 @@ class AFL(Sampler):
         by_value = m - round(self.explore * m)
         draws = random.uniform(random.key(server.seed, "sampling afl", server.version, clients), 2)
         values = self.values[clients]
-        unheard = np.isinf(values)
+        new = np.isinf(values)
         kept = np.ones(len(clients), bool)
         kept[np.lexsort((draws[:, 0], values))[: int(self.drop * len(clients))]] = False
-        kept |= unheard
-        gumbel = self.temperature * np.where(unheard, 0.0, values) - np.log(-np.log(np.maximum(draws[:, 0], 2.0**-54)))
-        ranked = np.lexsort((-gumbel, ~unheard, ~kept))[: min(by_value, int(kept.sum()))]
+        kept |= new
+        gumbel = self.temperature * np.where(new, 0.0, values) - np.log(-np.log(np.maximum(draws[:, 0], 2.0**-54)))
+        ranked = np.lexsort((-gumbel, ~new, ~kept))[: min(by_value, int(kept.sum()))]
         others = np.setdiff1d(np.argsort(draws[:, 1], kind="stable"), ranked, assume_unique=True)
         chosen = np.concatenate([ranked, others[: m - len(ranked)]])
+        self.values[clients[chosen[new[chosen]]]] = 0.0  # until they answer
         return Selection(np.sort(clients[chosen]), np.full(m, 1 / max(1, m)))

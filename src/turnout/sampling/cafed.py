@@ -85,6 +85,7 @@ class CAFed(Presence):
 
     def sample(self, server: Server) -> Selection:
         here, reported = self.ask(server, self.watch(server))  # line 3
+        self.losses[server.importance == 0] = np.nan  # who has left has no say
         self.remember(here, reported)  # line 4
         importance, pi = server.importance, self.availability(server)
         kept = self.keep(server, pi)  # lines 6 and 7
@@ -95,9 +96,8 @@ class CAFed(Presence):
         return Selection(here, q[here], informed=True)
 
     def ask(self, server: Server, here: IntArray) -> tuple[IntArray, FloatArray]:
-        """Who answered, with which loss. A client whose loss is no number counts as not there."""
-        server.invite(here, BatchLossReport(batch_size=self.batch_size))
-        answers = server.wait(of=here)
+        """Who answered, with which loss. A client whose loss is no number does not train, but was online."""
+        answers = self.hear(server, here, BatchLossReport(batch_size=self.batch_size))
         if not len(answers):
             return answers.clients, np.zeros(0)
         losses = answers["loss"].double().cpu().numpy()

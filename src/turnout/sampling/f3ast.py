@@ -44,7 +44,7 @@ class F3AST(Presence):
 
     def sample(self, server: Server) -> Selection:
         here = self.watch(server)
-        self.rate *= 1 - self.smoothing
+        self.rate[server.importance > 0] *= 1 - self.smoothing
         self.rate[here] += self.smoothing
         q = server.importance[here] / self.rate[here]
         chosen = np.sort(np.argsort(-q, kind="stable")[: self.clients_per_round])

@@ -6,12 +6,16 @@ Marfoq's thesis, section 2.2.6.1 (a baseline of Rodio et al., INFOCOM 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.errors import UserError
 from turnout.sampling.presence import Weighted
 from turnout.sampling.sampler import FloatArray
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
 
 
 @dataclass
@@ -30,10 +34,14 @@ class MoreAvailable(Weighted):
         if not 0 <= self.threshold <= 1:
             raise UserError(f"sampler.threshold: {self.threshold} must be between 0 and 1")
 
+    def begin(self, server: Server) -> None:
+        super().begin(server)
+        often = self.availability(server) >= self.threshold
+        if self.estimator == "oracle" and not (often & (server.population.base_importance > 0)).any():
+            raise UserError(f"sampler.threshold: no client is online {self.threshold} of the time; choose a lower one")
+
     def weights(self, importance: FloatArray, availability: FloatArray) -> FloatArray:
         kept = np.where(availability >= self.threshold, importance, 0.0)
-        if not kept.any() and self.estimator == "oracle":
-            raise UserError(f"sampler.threshold: no client is online {self.threshold} of the time; choose a lower one")
         left = kept.sum() if self.renormalise and kept.any() else 1.0
         weights: FloatArray = kept / availability / left
         return weights

@@ -12,7 +12,8 @@ from turnout import random
 from turnout.errors import UserError
 
 if TYPE_CHECKING:
-    from turnout.server.server import Server
+    from turnout.local.sgd import LocalSGD
+    from turnout.server.server import ModelChoice, Server
     from turnout.server.updates import Updates
 
 IntArray = NDArray[np.int64]
@@ -57,6 +58,17 @@ class Sampler:
 
     def observe(self, updates: Updates) -> None:
         """What came back from the clients invited; for schemes that learn from it."""
+
+    @staticmethod
+    def hear(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
+        """Reports of these clients before anybody is chosen; whoever is later than the algorithm's deadline is not
+        waited for."""
+        deadline = getattr(server.algorithm, "deadline", None)
+        sending = server.push_seconds(len(clients), work) if model is None else 0.0
+        server.invite(clients, work, model)
+        answers = server.wait(len(clients), of=clients, seconds=None if deadline is None else deadline + sending)
+        server.cancel(clients)
+        return answers
 
     @staticmethod
     def key(server: Server) -> IntArray:

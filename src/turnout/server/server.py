@@ -80,11 +80,14 @@ class OnlineSet:
 
     def back_at(self, ids: IntArray) -> FloatArray:
         """Seconds before which it is no use to look for these absent clients again; now where that is not known."""
-        population, nobody_knows = self._population, np.full(len(ids), self._now)
+        population, soonest = self._population, np.full(len(ids), self._now)
         presence, seed = population.availability, population.seed
-        if presence.clock == "round":
-            return nobody_knows
-        return np.where(presence.online(seed, ids, self._now), nobody_knows, presence.online_from(seed, ids, self._now))
+        if presence.clock == "seconds":
+            away = ~presence.online(seed, ids, self._now)
+            soonest[away] = presence.online_from(seed, ids[away], self._now)
+        if population.joined_at is not None:
+            soonest = np.maximum(soonest, population.joined_at[ids])
+        return soonest
 
     def sample(self, size: int, key: IntArray) -> IntArray:
         """At most `size` distinct clients that matter, all equally likely, in O(size / share online)."""
@@ -382,7 +385,8 @@ class Server:
         return {name: Evaluator(self.cohort, clients, index.rows(clients)) for name, index in splits.items()}
 
     @cached_property
-    def _central(self) -> tuple[Tensor, Tensor]:
+    def central(self) -> tuple[Tensor, Tensor]:
+        """Test data that belongs to nobody, where the engine computes."""
         assert self.whole_population.central is not None
         inputs, targets = self.whole_population.central
         return self.cohort.place(inputs), self.cohort.place(targets)
@@ -407,7 +411,7 @@ class Server:
             importance = self.whole_population.importance_at(self.now)[evaluator.clients]
             measures |= distribution(split, values, importance, evaluator.index.counts)
         if self.whole_population.central is not None and predictor is None:
-            inputs, targets = self._central
+            inputs, targets = self.central
             chunk = next(iter(self._evaluators.values())).chunk
             for name, sample in sample_measures(self.task, model, inputs, targets, chunk).items():
                 measures[f"central_{name}"] = float(sample.mean())

@@ -366,6 +366,9 @@ class Simulation(Server):
         models: dict[int, tuple[int, Tensor]] = {}
         received = np.array([models.setdefault(id(j.received), (len(models), j.received))[0] for j in jobs], np.int64)
         batches = np.array([job.batches for job in jobs], np.int64)
+        options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
+        if work.scheduled:
+            options["lr"] = options.get("lr", work.lr) * work.lr_factor([job.version for job in jobs])
         trained = self.cohort.train(
             Jobs(
                 work,
@@ -373,7 +376,7 @@ class Simulation(Server):
                 torch.stack([model for _, model in models.values()]),
                 received,
                 self.population.samples(clients, np.array([job.starts_at for job in jobs]) / self._ticks),
-                {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options},
+                options,
                 self.store.get(work.state_shapes(self.task), clients),
             ),
             keep_params=self.algorithm.clients_keep == "models",

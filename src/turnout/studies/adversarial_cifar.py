@@ -6,12 +6,15 @@ Su, Xu, Yang, "Federated learning in the presence of adversarial client unavaila
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import nn
 
+from turnout import random
 from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
 from turnout.local.sgd import LocalSGD
@@ -19,7 +22,6 @@ from turnout.models import linear
 from turnout.population.population import Population
 from turnout.robustness import shadow
 from turnout.studies.adversarial_runs import (
-    ADVERSARIES,
     BYZANTINE,
     GM,
     METHODS,
@@ -29,14 +31,13 @@ from turnout.studies.adversarial_runs import (
     RATES,
     ROBUST,
     ROBUST_PROX,
+    SEARCH,
     SHADOW,
+    WORST,
     adversary,
     difference,
     late_accuracy,
-    memory_claims,
     method,
-    most_missing,
-    of,
     over_the_best,
     train,
     tune_and_try,
@@ -46,7 +47,8 @@ from turnout.studies.images import cifar10_subset, small_digits
 from turnout.studies.study import Claim, Experiment, Measures, Study, Trial, Trials
 from turnout.task import Task
 
-MANY, FEW = BUDGETS = (0.8, 0.2)
+MANY, FEW = 0.8, 0.2
+ATTACKS = ((MANY, SHADOW), (MANY, WORST), (FEW, SHADOW))
 ROBUST_METHODS = {ROBUST: NAIVE, ROBUST_PROX: NAIVE_PROX}  # and their naive forms
 SECTION, APPENDIX = "Su, Xu, Yang, section 6.2", "Su, Xu, Yang, appendix E.1"
 
@@ -85,19 +87,18 @@ def lenet5(channels: int = 3, classes: int = 10) -> nn.Module:
     )
 
 
+def other_images(dataset: Dataset, seed: int) -> Dataset:
+    """Every image is exchanged for one of its class, so that the same mixtures are dealt other images."""
+    labels = dataset.targets.numpy()
+    drawn = random.permutation(random.key(seed, "other images"), len(labels))
+    order = np.empty_like(drawn)
+    order[np.argsort(labels, kind="stable")] = drawn[np.argsort(labels[drawn], kind="stable")]
+    return replace(dataset, inputs=dataset.inputs[torch.from_numpy(order)])
+
+
 def _claims() -> Iterator[Claim]:
-    for foe in ADVERSARIES:
-        yield from _claims_of_many(foe)
-        yield from _claims_of_few(foe)
-    yield Claim(
-        "the budget is kept",
-        "The share of data missing in a round never exceeds epsilon.",
-        "Su, Xu, Yang, assumption 2",
-        "largest missing share of a round of robust FedAvg under the shadow adversary at 0.8",
-        lambda results: of(results, most_missing, MANY, SHADOW, ROBUST),
-        below=MANY + 1e-6,
-    )
-    yield from memory_claims(MANY)
+    for epsilon, foe in ATTACKS:
+        yield from (_claims_of_many if epsilon == MANY else _claims_of_few)(foe)
 
 
 def _claims_of_many(foe: str) -> Iterator[Claim]:
@@ -183,22 +184,24 @@ class AdversarialCifar(Study):
     title = "Robust averages against an adversary that silences clients, on CIFAR-10"
     source = "Su, Xu, Yang, Federated learning in the presence of adversarial client unavailability, 2023"
     setting = """\
-CIFAR-10 with Dir(0.1) class mixtures over 100 clients of equal size, ten invited a round; LeNet-5. Budgets 0.8 and 0.2
-of two adversaries: shadow silences the 25 clients whose gradients and the 10 whose momenta grew most between rounds 5
-and 150 of shadow runs on a partition of another seed; worst_case silences the set whose updates weigh most. Both spare
-the first round, in which MIFA hears everybody. Naive FedAvg and FedProx (the mean of those who answered), robust ones
-(beta = M / K), MIFA, and centred clipping and geometric median of remembered momenta (0.9), plain and with 2 buckets.
-FedAvg's type: 25 steps of batch 16 (5 epochs); FedProx: 10 steps with momentum 0.9 and mu 0.1; the others one. Each
-method and budget is tuned on the late training loss of the first seed against shadow: from the best of 0.001, 0.01 and
-0.1, walking over a 1-3-10 grid until both neighbours are worse. Late values are means of the last ten evaluations, one
-every ten rounds; unrest is the standard deviation of the loss's change between evaluations in the second half. A
-diverged model counts as guessing, and its loss and unrest as twice the loss of guessing.
-Other than in the source: 300 rounds instead of 2,000, a stratified subset of 10,000 images (80 training and 20 test
-images a client), constant learning rates, mu not tuned. At 0.8 the budget is outside of the theory, and 35 candidates
-among 100 reach it in few rounds. Meant for a CUDA device."""
+CIFAR-10 with Dir(0.1) class mixtures over 100 clients of equal size, ten invited a round; LeNet-5. Budget 0.8 of two
+adversaries: shadow silences the 25 clients whose gradients and the 10 whose momenta grew most between rounds 5 and 60
+of shadow runs (lr 0.03) with the same class mixtures and other images; worst_case silences the set whose updates weigh
+most. Budget 0.2 of shadow alone, whose 35 candidates mostly exhaust it; at 0.8, outside of the theory, they seldom do.
+Both spare the first round, in which MIFA hears everybody. Naive FedAvg and FedProx (the mean of those who answered),
+robust ones (beta = M / K), MIFA, and centred clipping and geometric median of remembered momenta (0.9), plain and with
+2 buckets. FedAvg's type: 15 steps of batch 16 (3 epochs), learning rate lr / sqrt(t + 1); FedProx: 6 steps with
+momentum 0.9 and mu 0.1; the others one; both at constant rates. Each method and budget is tuned on the late training
+loss of the first seed against shadow: from the better of 0.01 and 0.1, walking over a 1-3-10 grid until both neighbours
+are worse. Late values are means of the last ten evaluations, one every four rounds; unrest is the standard deviation of
+the loss's change between evaluations in the second half. A diverged model counts as guessing, and its loss and unrest
+as twice the loss of guessing.
+Other than in the source: 120 rounds instead of 2,000; 15 and 6 steps instead of 25 and 10, of batch 16 instead of 100;
+the shadows' last round 60 instead of 150; a stratified subset of 10,000 images (80 training and 20 test images a
+client); mu not tuned. Meant for a CUDA device."""
     sizes = {
         "small": Size(10, 4, 4, 1, 3, 2, 16, (1, 3), (3, 1), rates=(0.1,), digits=True),
-        "default": Size(100, 10, 300, 10, 25, 10, 16, (5, 150), (25, 10)),
+        "default": Size(100, 10, 120, 4, 15, 6, 16, (5, 60), (25, 10)),
     }
     claims = tuple(_claims())
 
@@ -211,16 +214,16 @@ among 100 reach it in few rounds. Meant for a CUDA device."""
             return Task(partial(linear, 64, 10) if size.digits else lenet5, seed=seed)
 
         @lru_cache(2)
-        def people(seed: int) -> Population:
+        def people(seed: int, shadows: bool = False) -> Population:
+            images = other_images(dataset(), seed) if shadows else dataset()
             dealt = {"alpha": 0.1}
-            return Population.of(dataset(), size.clients, "dirichlet_equal", seed=seed, partition_options=dealt)
+            return Population.of(images, size.clients, "dirichlet_equal", seed=seed, partition_options=dealt)
 
-        @lru_cache(8)
         def candidates(seed: int) -> list[int]:
             by_gradient, by_momentum = size.candidates
             return shadow.candidates(
                 task(seed + 1000),
-                people(seed + 1000),
+                people(seed, shadows=True),
                 LocalSGD(size.shadow_lr, steps=size.steps, batch_size=size.batch_size),
                 first=size.shadow_rounds[0],
                 last=size.shadow_rounds[1],
@@ -232,16 +235,17 @@ among 100 reach it in few rounds. Meant for a CUDA device."""
 
         def carry_out(trial: Trial) -> Measures:
             seed = trial["seed"]
-            local = LocalSGD(trial["lr"], steps=size.steps, batch_size=size.batch_size)
+            if SEARCH.items() <= trial.items():
+                return {"candidates": candidates(seed)}
+            local = LocalSGD(trial["lr"], steps=size.steps, batch_size=size.batch_size, lr_power=0.5)
             prox = LocalSGD(trial["lr"], steps=size.prox_steps, batch_size=size.batch_size, momentum=0.9)
             algorithm = method(trial["method"], local, prox, size.mu, size.invited)
-            foe = adversary(trial["adversary"], trial["epsilon"], partial(candidates, seed))
-            return train(task(seed), people(seed), foe, algorithm, seed, size.rounds, size.every, plan)
+            return train(task(seed), people(seed), adversary(trial), algorithm, seed, size.rounds, size.every, plan)
 
         return carry_out
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        return tune_and_try(BUDGETS, size.rates, seeds, trials)
+        return tune_and_try(ATTACKS, size.rates, seeds, trials)
 
 
 STUDY = AdversarialCifar()

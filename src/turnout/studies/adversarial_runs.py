@@ -6,11 +6,9 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
-from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
 from turnout.algorithms.fedavg import FedAvg
@@ -32,15 +30,16 @@ from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.studies.losses import USELESS, climb
-from turnout.studies.study import Claim, Measures, Results, Trial, Trials
+from turnout.studies.study import Measures, Results, Trial, Trials
 from turnout.task import Task
 
 SHADOW, WORST = ADVERSARIES = ("shadow", "worst_case")
+SEARCH: Trial = {"find": "candidates"}  # a trial that runs the shadows: what they find is part of the trials against it
 NAIVE, NAIVE_PROX, ROBUST, ROBUST_PROX, MIFA = "fedavg", "fedprox", "robust_fedavg", "robust_fedprox", "mifa"
 CCLIP, GM, CCLIP_BUCKETS, GM_BUCKETS = BYZANTINE = ("cclip", "gm", "cclip_buckets", "gm_buckets")
 METHODS = (NAIVE, NAIVE_PROX, ROBUST, ROBUST_PROX, MIFA, *BYZANTINE)
 RATES = tuple(float(f"{digit}e{power}") for power in range(-4, 1) for digit in (1, 3))
-FIRST_RATES = (1e-3, 1e-2, 1e-1)  # the search begins at the best of these that the size allows
+FIRST_RATES = (1e-2, 1e-1)  # the search begins at the best of these that the size allows
 GUESSING = 0.1  # accuracy among ten classes
 LATE = 10  # evaluations at the end
 
@@ -49,7 +48,7 @@ Values = Callable[[Results], FloatArray]
 
 
 def method(name: str, local: LocalSGD, prox: LocalSGD, mu: float, invited: int) -> Algorithm:
-    """A method by name; naive ones take the mean of those who answered."""
+    """A method by name; naive ones take the mean of those who answered. Momenta are of constant learning rates."""
     uniform, drawn = Uniform(invited), Renormalised(invited)
     if name == NAIVE:
         return FedAvg(local, drawn, normalise="responders")
@@ -62,12 +61,15 @@ def method(name: str, local: LocalSGD, prox: LocalSGD, mu: float, invited: int) 
     if name == MIFA:
         return Mifa(local, uniform)
     rule = "centred_clipping" if name in (CCLIP, CCLIP_BUCKETS) else "geometric_median"
-    return RobustMomentum(local, uniform, rule=rule, buckets=2 if name in (CCLIP_BUCKETS, GM_BUCKETS) else 0)
+    buckets = 2 if name in (CCLIP_BUCKETS, GM_BUCKETS) else 0
+    return RobustMomentum(replace(local, lr_power=0.0), uniform, rule=rule, buckets=buckets)
 
 
-def adversary(name: str, epsilon: float, candidates: Callable[[], list[int]]) -> Adversary:
+def adversary(trial: Trial) -> Adversary:
     """It spares the first round, in which MIFA must hear everybody: for all methods alike."""
-    return Silence(epsilon, candidates(), begins=1) if name == SHADOW else WorstCase(epsilon, begins=1)
+    if trial["adversary"] == SHADOW:
+        return Silence(trial["epsilon"], trial["candidates"], begins=1)
+    return WorstCase(trial["epsilon"], begins=1)
 
 
 class Curves(Observer):
@@ -96,7 +98,7 @@ def train(
     every: int,
     plan: Plan,
 ) -> Measures:
-    """The curves of one run, and how many models the server remembers."""
+    """The curves of one run."""
     curves = Curves()
     server = Simulation(
         task,
@@ -109,12 +111,10 @@ def train(
         observers=[Efficiency(), curves],
     )
     server.run()
-    remembered = sum(value.numel() for value in vars(algorithm).values() if isinstance(value, Tensor))
     measures = {
         "losses": curves.losses,
         "accuracies": curves.accuracies,
         "missing": curves.missing,
-        "models_remembered": remembered / server.task.size,
         "diverged": (server.stopped or "").startswith("diverged"),
     }
     del server
@@ -148,15 +148,11 @@ def unrest(measures: Measures) -> float:
     return float(np.diff(losses[len(losses) // 2 :]).std())
 
 
-def most_missing(measures: Measures) -> float:
-    """The largest epsilon_t after the first round."""
-    return float(np.max(measures["missing"][1:]))
-
-
 def of(results: Results, quantity: Quantity, epsilon: float, foe: str, name: str) -> FloatArray:
     """The quantity of a method at its own learning rate, a number a seed."""
-    lr = results.tuned[f"{epsilon} {name}"]
-    return results.each(quantity, epsilon=epsilon, adversary=foe, method=name, lr=lr)
+    asked: Trial = {"epsilon": epsilon, "adversary": foe, "method": name, "lr": results.tuned[f"{epsilon} {name}"]}
+    found = {trial["seed"]: measures for trial, measures in results.trials if asked.items() <= trial.items()}
+    return np.array([quantity(found[seed]) for seed in results.seeds])
 
 
 def difference(quantity: Quantity, epsilon: float, foe: str, larger: str, smaller: str) -> Values:
@@ -171,33 +167,19 @@ def over_the_best(quantity: Quantity, epsilon: float, foe: str, name: str, other
     )
 
 
-def memory_claims(epsilon: float) -> Iterator[Claim]:
-    for name, low, high in ((ROBUST, -math.inf, 0.5), (ROBUST_PROX, -math.inf, 0.5), (MIFA, 0.5, 1.5), (GM, 0.5, 1.5)):
-        yield Claim(
-            f"memory of {name}",
-            "The robust rules need no extra memory, unlike MIFA and the momenta of Byzantine-resilient ones.",
-            "Su, Xu, Yang, appendix E",
-            f"models the server remembers a client, {name}",
-            partial(_models_a_client, epsilon=epsilon, name=name),
-            above=low,
-            below=high,
-        )
-
-
-def _models_a_client(results: Results, epsilon: float, name: str) -> FloatArray:
-    remembered = of(results, lambda measures: float(measures["models_remembered"]), epsilon, SHADOW, name)
-    return np.asarray(remembered / results.setting["clients"])
-
-
 # -- the script -----------------------------------------------------------------------------------------------
 
 
 def tune_and_try(
-    budgets: Sequence[float], rates: Sequence[float], seeds: Sequence[int], trials: Trials
+    attacks: Sequence[tuple[float, str]], rates: Sequence[float], seeds: Sequence[int], trials: Trials
 ) -> dict[str, float]:
-    """The learning rate of every method and budget, by the late training loss of the first seed against the shadow
-    adversary; then all seeds against both."""
-    first = {"adversary": SHADOW, "seed": seeds[0]}
+    """Whom the shadow adversary silences; the learning rate of every method and budget, by the late training loss of
+    the first seed against that adversary; then all seeds against all (budget, adversary)."""
+    searches: list[Trial] = [{**SEARCH, "seed": seed} for seed in seeds]
+    trials.ahead(searches)
+    candidates = {trial["seed"]: trials(**trial)["candidates"] for trial in searches}
+    first = {"adversary": SHADOW, "candidates": candidates[seeds[0]], "seed": seeds[0]}
+    budgets = dict.fromkeys(epsilon for epsilon, _ in attacks)
     pairs, begin = list(product(budgets, METHODS)), [rate for rate in FIRST_RATES if rate in rates]
     trials.ahead({**first, "epsilon": e, "method": name, "lr": lr} for (e, name) in pairs for lr in begin)
     tuned = {}
@@ -207,13 +189,17 @@ def tune_and_try(
             return late_loss(trials(epsilon=epsilon, method=name, lr=lr, **first))
 
         tuned[f"{epsilon} {name}"] = climb(loss, min(begin, key=loss), rates)
-    every = list(_every(budgets, seeds, tuned))
+    every = list(_every(attacks, candidates, tuned))
     trials.ahead(every)
     for trial in every:
         trials(**trial)
     return tuned
 
 
-def _every(budgets: Sequence[float], seeds: Sequence[int], tuned: dict[str, float]) -> Iterator[Trial]:
-    for seed, epsilon, foe, name in product(seeds, budgets, ADVERSARIES, METHODS):
-        yield {"epsilon": epsilon, "adversary": foe, "method": name, "lr": tuned[f"{epsilon} {name}"], "seed": seed}
+def _every(
+    attacks: Sequence[tuple[float, str]], candidates: dict[int, list[int]], tuned: dict[str, float]
+) -> Iterator[Trial]:
+    for seed, (epsilon, foe), name in product(candidates, attacks, METHODS):
+        known = {"candidates": candidates[seed]} if foe == SHADOW else {}
+        lr = tuned[f"{epsilon} {name}"]
+        yield {"epsilon": epsilon, "adversary": foe, "method": name, "lr": lr, "seed": seed, **known}

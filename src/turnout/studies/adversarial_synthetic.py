@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,12 @@ from turnout.studies.adversarial_runs import (
     RATES,
     ROBUST,
     ROBUST_PROX,
+    SEARCH,
     adversary,
     difference,
     late_accuracy,
     late_loss,
-    memory_claims,
     method,
-    most_missing,
     of,
     train,
     tune_and_try,
@@ -42,7 +42,7 @@ from turnout.studies.adversarial_runs import (
 from turnout.studies.study import Claim, Experiment, Measures, Study, Trial, Trials
 from turnout.task import Task
 
-BUDGETS = (0.9, 0.7)
+ATTACKS = tuple(product((0.9, 0.7), ADVERSARIES))
 SOURCE = "Su, Xu, Yang, appendix E.2"
 
 
@@ -67,10 +67,8 @@ def _spread(measures: Measures) -> float:
 
 
 def _claims() -> Iterator[Claim]:
-    for epsilon in BUDGETS:
-        for foe in ADVERSARIES:
-            yield from _claims_of(epsilon, foe)
-    yield from memory_claims(BUDGETS[0])
+    for epsilon, foe in ATTACKS:
+        yield from _claims_of(epsilon, foe)
 
 
 def _claims_of(epsilon: float, foe: str) -> Iterator[Claim]:
@@ -94,8 +92,8 @@ def _claims_of(epsilon: float, foe: str) -> Iterator[Claim]:
             above=0,
         )
     yield Claim(
-        f"mifa does not converge, {where}",
-        "MIFA oscillates wildly and does not converge.",
+        f"mifa ends above robust FedAvg, {where}",
+        "MIFA does not converge till the end of training; judged here by where its training loss ends.",
         SOURCE,
         "late training loss, mifa minus robust FedAvg",
         difference(late_loss, epsilon, foe, MIFA, ROBUST),
@@ -104,23 +102,15 @@ def _claims_of(epsilon: float, foe: str) -> Iterator[Claim]:
     for other in (MIFA, *BYZANTINE):
         yield Claim(
             f"{other} fluctuates, {where}",
-            "MIFA oscillates, and the Byzantine-resilient rules keep fluctuating.",
+            "MIFA's curve resembles a roller coaster, and the Byzantine-resilient rules fluctuate to the end.",
             SOURCE,
             f"unrest of the training loss, {other} minus robust FedAvg",
             difference(unrest, epsilon, foe, other, ROBUST),
             above=0,
         )
     yield Claim(
-        f"the budget is kept, {where}",
-        "The missing share varies from round to round, and its largest value is at most epsilon.",
-        SOURCE,
-        "largest missing share of a round of robust FedAvg",
-        lambda results: of(results, most_missing, epsilon, foe, ROBUST),
-        below=epsilon + 1e-6,
-    )
-    yield Claim(
         f"the missing share varies, {where}",
-        "The missing share varies from round to round, and its largest value is at most epsilon.",
+        "Unlike with equal clients, the missing share varies from round to round.",
         SOURCE,
         "standard deviation of the missing share over the rounds of robust FedAvg",
         lambda results: of(results, _spread, epsilon, foe, ROBUST),
@@ -135,19 +125,20 @@ class AdversarialSynthetic(Study):
     setting = """\
 Synthetic(1, 1) of 100 clients with 50 + lognormal(4, 2) samples, at most 500, a fifth for testing; multinomial logistic
 regression; ten clients a round, 100 rounds. Budgets 0.9 and 0.7 of two adversaries: shadow silences the 25 clients
-whose gradients and the 10 whose momenta grew most between rounds 5 and 100 of shadow runs on data of another seed;
-worst_case silences the set whose updates weigh most. Both spare the first round, in which MIFA hears everybody. Naive
-FedAvg and FedProx (the mean of those who answered), robust ones (beta = M / K), MIFA, and centred clipping and
-geometric median of remembered momenta (0.9), plain and with 2 buckets. Full batches: 50 steps for FedAvg's type, 25
-with momentum 0.9 and mu 0.1 for FedProx, one for the others. Each method and budget is tuned on the late training loss
-of the first seed against shadow: from the best of 0.001, 0.01 and 0.1, walking over a 1-3-10 grid until both neighbours
-are worse. Late values are means of the last ten rounds; unrest is the standard deviation of the loss's change from
-round to round in the second half. A diverged or useless model counts as twice the loss of guessing.
-Other than in the source: the number of rounds and the law of sizes, which it does not give; a quarter of its local
-steps; mu not tuned. Both budgets are outside of the theory."""
+whose gradients and the 10 whose momenta grew most between rounds 5 and 60 of shadow runs (lr 0.03), in which the same
+clients have other samples; worst_case silences the set whose updates weigh most. Both spare the first round, in which
+MIFA hears everybody. Naive FedAvg and FedProx (the mean of those who answered), robust ones (beta = M / K), MIFA, and
+centred clipping and geometric median of remembered momenta (0.9), plain and with 2 buckets. Full batches: 40 steps for
+FedAvg's type, 20 with momentum 0.9 and mu 0.1 for FedProx, one for the others; constant learning rates. Each method and
+budget is tuned on the late training loss of the first seed against shadow: from the better of 0.01 and 0.1, walking
+over a 1-3-10 grid until both neighbours are worse. Late values are means of the last ten rounds; unrest is the standard
+deviation of the loss's change from round to round in the second half. A diverged or useless model counts as twice the
+loss of guessing.
+Other than in the source: the number of rounds and the law of sizes, which it does not give; a fifth of its local steps;
+the shadows' last round 60 instead of 150; mu not tuned. Both budgets are outside of the theory."""
     sizes = {
         "small": Size(12, 4, 4, 4, 3, 60, (1, 3), (4, 1), rates=(0.1,)),
-        "default": Size(100, 10, 100, 50, 25, 500, (5, 100), (25, 10)),
+        "default": Size(100, 10, 100, 40, 20, 500, (5, 60), (25, 10)),
     }
     claims = tuple(_claims())
 
@@ -156,19 +147,23 @@ steps; mu not tuned. Both budgets are outside of the theory."""
             return Task(partial(linear, 60, 10), seed=seed)
 
         @lru_cache(2)
-        def people(seed: int) -> Population:
-            clients, most = size.clients, size.max_samples
+        def people(seed: int, shadows: bool = False) -> Population:
             dataset = synthetic.load(
-                alpha=1.0, beta=1.0, clients=clients, max_samples=most, test_fraction=0.0, seed=seed
+                alpha=1.0,
+                beta=1.0,
+                clients=size.clients,
+                max_samples=size.max_samples,
+                test_fraction=0.0,
+                seed=seed,
+                sample_seed=seed + 1000 if shadows else None,
             )
             return Population.of(dataset, size.clients, "natural", seed=seed)
 
-        @lru_cache(8)
         def candidates(seed: int) -> list[int]:
             by_gradient, by_momentum = size.candidates
             return shadow.candidates(
                 task(seed + 1000),
-                people(seed + 1000),
+                people(seed, shadows=True),
                 LocalSGD(size.shadow_lr, steps=size.steps, batching="full"),
                 first=size.shadow_rounds[0],
                 last=size.shadow_rounds[1],
@@ -180,16 +175,17 @@ steps; mu not tuned. Both budgets are outside of the theory."""
 
         def carry_out(trial: Trial) -> Measures:
             seed = trial["seed"]
+            if SEARCH.items() <= trial.items():
+                return {"candidates": candidates(seed)}
             local = LocalSGD(trial["lr"], steps=size.steps, batching="full")
             prox = LocalSGD(trial["lr"], steps=size.prox_steps, batching="full", momentum=0.9)
             algorithm = method(trial["method"], local, prox, size.mu, size.invited)
-            foe = adversary(trial["adversary"], trial["epsilon"], partial(candidates, seed))
-            return train(task(seed), people(seed), foe, algorithm, seed, size.rounds, 1, plan)
+            return train(task(seed), people(seed), adversary(trial), algorithm, seed, size.rounds, 1, plan)
 
         return carry_out
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        return tune_and_try(BUDGETS, size.rates, seeds, trials)
+        return tune_and_try(ATTACKS, size.rates, seeds, trials)
 
 
 STUDY = AdversarialSynthetic()

@@ -41,9 +41,10 @@ SCHEMES: dict[str, Scheme] = {
 FIRST = {
     "synthetic 0.5": dict(zip(SCHEMES, [(2.0, 2.0), (1.0, 8.0), (2.0, 2.0), (1.0, 1.0), (2.0, 2.0)], strict=True)),
     "mnist": dict(zip(SCHEMES, [(0.03, 1.0), (0.1, 4.0), (0.1, 1.0), (0.03, 1.0), (0.1, 0.3)], strict=True)),
-}  # table 4, where the search for (client, server) learning rates begins
+}  # table 4 on the coarser grid: where the search for (client, server) learning rates begins
 PUBLISHED = {"synthetic 0.5": "1.56", "mnist": "0.94"}  # percentage points
-GROUPS = ("often online, correlated", "often online", "seldom online, correlated", "seldom online")
+README = "README of the authors' code (arodio/CA-Fed), on an earlier study with 24 clients; not in the thesis"
+SELDOM_CORRELATED = 2  # of the four groups
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ def _often(measures: Measures) -> float:
     """Weight of clients often online, over that of the others."""
     parts = shares(measures)
     return float((parts[0] + parts[1]) / max(parts[2] + parts[3], 1e-12))
+
+
+def _unevenness(measures: Measures) -> float:
+    """How far the share of a group is from a quarter, at most."""
+    return float(abs(shares(measures) - 0.25).max())
 
 
 def _used(measures: Measures) -> float:
@@ -85,7 +91,7 @@ def _claims() -> Iterator[Claim]:
         yield Claim(
             f"time-average, {title}",
             "CA-Fed has a higher time-average of the accuracy than AdaFed.",
-            f"{THESIS}; earlier study with 24 clients",
+            README,
             "mean test accuracy over the run, cafed minus adafed",
             difference(time_average, cafed, _trial(task, "adafed")),
             above=0,
@@ -93,15 +99,15 @@ def _claims() -> Iterator[Claim]:
         yield Claim(
             f"steadiness, {title}",
             "CA-Fed's accuracy varies less than AdaFed's.",
-            f"{THESIS}; earlier study with 24 clients",
+            README,
             "standard deviation of the test accuracy over the second half of the run, cafed minus adafed",
             difference(unrest, cafed, _trial(task, "adafed")),
             below=0,
         )
         yield Claim(
             f"clients included, {title}",
-            "CA-Fed includes about 45 clients a round.",
-            f"{THESIS}, figure 2.11",
+            "CA-Fed includes 45 clients on average.",
+            "Marfoq, thesis, appendix D.7.1, hyper-parameters (why F3AST samples 45)",
             "mean number of clients whose update counts",
             lambda results, trial=cafed: each(results, _used, trial),  # type: ignore[misc]
             above=42,
@@ -117,10 +123,9 @@ def _weights(task: str) -> Iterator[Claim]:
         "unbiased equalises",
         "Unbiased gives every group the same cumulative weight.",
         source,
-        "weight of clients often online over that of clients seldom online",
-        lambda results: each(results, _often, _trial(task, "unbiased")),
-        above=0.8,
-        below=1.25,
+        "largest distance of a group's share of all weight from a quarter, over the four groups",
+        lambda results: each(results, _unevenness, _trial(task, "unbiased")),
+        below=0.05,
     )
     yield Claim(
         "adafed favours those often online",
@@ -131,15 +136,15 @@ def _weights(task: str) -> Iterator[Claim]:
         above=1,
     )
     for name, sentence, bounds in (
-        ("f3ast", "F3AST favours less available, correlated clients.", {"above": 0.25}),
-        ("cafed", "CA-Fed removes part of the less available, correlated clients.", {"below": 0.25}),
+        ("f3ast", "F3AST favours less available, correlated clients.", {"above": 0.0}),
+        ("cafed", "CA-Fed removes part of the less available, correlated clients.", {"below": 0.0}),
     ):
         yield Claim(
             f"{name} and those seldom online, correlated",
             sentence,
             source,
-            "their share of all weight; they are a quarter of the clients",
-            lambda results, name=name: each(results, _share(2), _trial(task, name)),  # type: ignore[misc]
+            f"their share of all weight, {name} minus unbiased",
+            difference(_share(SELDOM_CORRELATED), _trial(task, name), _trial(task, "unbiased")),
             **bounds,
         )
 
@@ -154,10 +159,12 @@ one half with about 0; true values known. Synthetic(0.5, 0.5) with at most 1,000
 fifth image, Dirichlet(0.5) for each class; multinomial logistic regression from zero, ridge 0.01; 5 local steps of
 batch 32; 200 rounds. CA-Fed with kappa^2 = 1, the running minimum as floor, weights as in the paper (not renormalised);
 F3AST with 45 clients. Client and server learning rates of each scheme are chosen on the training accuracy of the first
-seed: from those of table 4 to the best neighbour over clients' rates 0.01, 0.03, 0.1, 0.3, 1, 2 and server rates 0.1,
-0.3, 1, 2, 4, 8, until none is better. Accuracies are means over clients of their own test samples (a fifth); final is
-the mean of the last five evaluations, one every 5 rounds. A diverged run counts as guessing. Meant for 10 seeds.
-Other than in the source: 200 rounds for both; a share of MNIST; rates chosen on training data, not on held-out data."""
+seed: from those next to table 4's to the best neighbour over clients' rates 0.01, 0.03, 0.1, 0.3, 1, 2 and server rates
+0.1, 0.3, 1, 2, 4, 8, until none is better. Accuracies are means over clients of their own test samples (a fifth); final
+is the mean of the last five evaluations, one every 5 rounds. A diverged run ends in guessing. Meant for 10 seeds.
+Other than in the source: no CIFAR-10; a fifth of MNIST's training images, of which a fifth tests, in the place of
+MNIST's own test split; 200 rounds for both; server rates 3, 5, 6 and 7 are not tried; rates are chosen on training
+data, not on held-out data."""
     sizes = {
         "small": Rounds(**small(rounds=dict.fromkeys(TASKS, 4))),
         "default": Rounds(),

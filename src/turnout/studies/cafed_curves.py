@@ -24,7 +24,7 @@ from turnout.datasets.dataset import Dataset
 from turnout.local.sgd import LocalSGD
 from turnout.models import linear
 from turnout.observe.audit import Audit
-from turnout.observe.observer import Observer, Round
+from turnout.observe.observer import Event, Observer, Round
 from turnout.population.chains import clustered, heterogeneous
 from turnout.population.population import Population
 from turnout.random import FloatArray
@@ -73,10 +73,14 @@ def small(**changes: Any) -> dict[str, Any]:
 class Curve(Observer):
     """Accuracy, mean over clients, at every evaluation; who trained; whom CA-Fed left out in the second half."""
 
-    def __init__(self, rounds: int, clients: int) -> None:
-        self.half, self.excluded = rounds // 2, np.zeros(clients)
+    def __init__(self, rounds: int, every: int, clients: int) -> None:
+        self.rounds, self.evaluations, self.excluded = rounds, rounds // every + 1, np.zeros(clients)
         self.rows: list[tuple[float, float]] = []
         self.used: list[float] = []
+        self.diverged = False
+
+    def on_event(self, server: Server, event: Event) -> None:
+        self.diverged |= event.kind == "diverged"
 
     def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
         self.rows.append((measures["train_accuracy"], measures["test_accuracy"]))
@@ -84,8 +88,22 @@ class Curve(Observer):
     def on_round(self, server: Server, record: Round) -> None:
         self.used.append(record.facts["used"])
         assert isinstance(server.algorithm, FedAvg)
-        if isinstance(server.algorithm.sampler, CAFed) and record.number > self.half:
+        if isinstance(server.algorithm.sampler, CAFed) and record.number > self.rounds // 2:
             self.excluded += server.algorithm.sampler.excluded
+
+    def measures(self) -> Measures:
+        """A diverged run guesses from then on, and at the end in any case: in all that makes its final accuracy."""
+        rows = self.rows
+        if self.diverged:
+            rows = rows[: min(len(rows) - 1, max(0, self.evaluations - LATE))]  # the last is of the round it stopped in
+            rows = rows + [(GUESSING, GUESSING)] * (self.evaluations - len(rows))
+        train, test = np.array(rows).T
+        return {
+            "train": train.tolist(),
+            "test": test.tolist(),
+            "used": float(np.mean(self.used)),
+            "excluded": (self.excluded / (self.rounds - self.rounds // 2)).tolist(),
+        }
 
 
 def _dataset(task: str, size: Size, data: Path | None, seed: int) -> Dataset:
@@ -124,7 +142,7 @@ class CAFedStudy(Study):
             population, rounds, options = people(trial["task"], trial["seed"]), trial["rounds"], dict(trial["scheme"])
             local = LocalSGD(trial["lr"], steps=size.local_steps, batch_size=size.batch_size, weight_decay=RIDGE)
             sampler = registry.find("sampler", options.pop("name"))(**options)
-            curve, audit = Curve(rounds, size.clients), Audit()
+            curve, audit = Curve(rounds, size.every, size.clients), Audit()
             Simulation(
                 Task(partial(linear, population.inputs.shape[1], 10, zero_init=True), seed=trial["seed"]),
                 population,
@@ -135,15 +153,7 @@ class CAFedStudy(Study):
                 evaluation=Evaluation(size.every),
                 observers=[curve, audit],
             ).run()
-            missing = rounds // size.every + 1 - len(curve.rows)
-            train, test = np.array(curve.rows + [(GUESSING, GUESSING)] * missing).T
-            return {
-                "train": train.tolist(),
-                "test": test.tolist(),
-                "used": float(np.mean(curve.used)),
-                "weights": audit.findings.realised.tolist(),
-                "excluded": (curve.excluded / (rounds - rounds // 2)).tolist(),
-            }
+            return {**curve.measures(), "weights": audit.findings.realised.tolist()}
 
         return carry_out
 
@@ -168,7 +178,7 @@ def tune(
 
     def score(place: tuple[int, ...]) -> float:
         lr, server_lr = (grid[i] for grid, i in zip(grids, place, strict=True))
-        return late(np.array(trials(**fixed, lr=lr, server_lr=server_lr, seed=seed)["train"]))
+        return by(1.0, "train")(trials(**fixed, lr=lr, server_lr=server_lr, seed=seed))
 
     place: tuple[int, ...] = ()
     better = tuple(int(np.argmin(np.abs(np.log(grid) - np.log(rate)))) for grid, rate in zip(grids, first, strict=True))
@@ -193,13 +203,17 @@ def carry_out(trials: Trials, seeds: Sequence[int], wanted: Sequence[Trial]) -> 
 # -- what follows from the curves -----------------------------------------------------------------------------
 
 
-def late(curve: FloatArray) -> float:
-    return float(curve[-LATE:].mean())
+def by(share: float, split: str = "test") -> Quantity:
+    """Accuracy at the end, had the run ended after that share of the rounds: the mean of the last evaluations."""
+
+    def value(measures: Measures) -> float:
+        curve = measures[split][: round(share * (len(measures[split]) - 1)) + 1]
+        return float(np.mean(curve[-LATE:]))
+
+    return value
 
 
-def final(measures: Measures) -> float:
-    """Test accuracy at the end."""
-    return late(np.array(measures["test"]))
+final = by(1.0)
 
 
 def time_average(measures: Measures) -> float:
@@ -233,3 +247,13 @@ def each(results: Results, quantity: Quantity, trial: Trial) -> FloatArray:
 def difference(quantity: Quantity, one: Trial, other: Trial) -> Values:
     """One trial's quantity minus another's, within each seed."""
     return lambda results: each(results, quantity, one) - each(results, quantity, other)
+
+
+def distance(one: Trial, other: Trial) -> Values:
+    """Mean distance between the test accuracies of two trials over the run, within each seed."""
+
+    def values(results: Results) -> FloatArray:
+        first, second = (each(results, lambda measures: measures["test"], trial) for trial in (one, other))
+        return np.asarray(np.abs(first - second).mean(axis=1))  # over evaluations
+
+    return values

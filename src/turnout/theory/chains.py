@@ -44,7 +44,7 @@ def transition_matrix(probability: float, correlation: float) -> FloatArray:
         lowest = lowest_correlation(probability)
         raise UserError(f"transition_matrix: correlation is {correlation}; it must be from {lowest:.6g} to below 1")
     renewed = 1 - correlation
-    to_online, to_offline = renewed * probability, renewed * (1 - probability)
+    to_online, to_offline = min(1.0, renewed * probability), min(1.0, renewed * (1 - probability))
     return np.array([[1 - to_online, to_online], [to_offline, 1 - to_offline]])
 
 
@@ -87,6 +87,8 @@ def mixing_time(chain: FloatArray, distance: float = 0.25) -> int:
     By powers of two, then bit by bit, for the distance never grows. With t_rel = 1 / (1 - slem), a reversible chain has
     (t_rel - 1) ln(1 / (2 distance)) <= t_mix <= t_rel ln(1 / (distance min rho)).
     """
+    if not distance >= 1e-9:
+        raise UserError(f"mixing_time: a distance of {distance}; it must be at least 1e-9")
     if slem(chain) > 1 - 1e-12:
         raise UserError("mixing_time: the chain never forgets where it began; it must be irreducible and aperiodic")
     limit = stationary(chain)
