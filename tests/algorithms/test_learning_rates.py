@@ -11,7 +11,21 @@ from toy_problems import EXAMPLE_A, clients, simulate, steps
 
 import turnout
 from support import SIZES, Windowed, experiment, mlp, population
-from turnout import FedAvg, FedNova, Full, LocalSGD, Plan, RobustMomentum, Scaffold, Server, Task, UserError, devices
+from turnout import (
+    FedAvg,
+    FedNova,
+    Full,
+    LocalSGD,
+    Mifa,
+    Plan,
+    RobustMomentum,
+    Scaffold,
+    Server,
+    Task,
+    UserError,
+    devices,
+)
+from turnout.population.adversary import Silence
 from turnout.server.updates import Updates
 
 SCHEDULES: list[dict[str, float]] = [{"lr_decay": 0.5}, {"lr_power": 0.5}, {"lr_decay": 0.9, "lr_power": 1.0}]
@@ -60,6 +74,16 @@ def test_momenta_are_gradients_whatever_the_rate() -> None:
     for t in range(5):
         m = (m + x - 1) / 2
         x -= 0.4 * 0.5**t * m
+    assert float(result.model[0]) == pytest.approx(x, rel=1e-12)
+
+
+def test_mifa_uses_what_it_remembers_at_the_rate_in_use() -> None:
+    """Client 1 is silent after round 0: x <- x - lr_t ((x - 1) + (0 - 3)) / 2."""
+    people = clients([1.0, 3.0], "equal", adversary=Silence(0.5, clients=[1], begins=1))
+    result = simulate(Mifa(steps(1, 0.4, lr_decay=0.5), Full()), people, 4)
+    x = 0.0
+    for t in range(4):
+        x -= 0.4 * 0.5**t * ((x - 1) - 3) / 2
     assert float(result.model[0]) == pytest.approx(x, rel=1e-12)
 
 

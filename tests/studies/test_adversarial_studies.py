@@ -3,6 +3,7 @@ smallest size."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import LocalSGD, Plan, Population, studies
+from turnout import LocalSGD, Plan, Population, Task, studies
 from turnout.datasets import load
+from turnout.models import linear
+from turnout.robustness import shadow
 from turnout.studies import adversarial_cifar, adversarial_synthetic
 from turnout.studies.adversarial_cifar import lenet5, other_images
 from turnout.studies.adversarial_runs import (
@@ -52,12 +55,12 @@ def test_what_follows_from_the_curves() -> None:
 
 def test_a_method_is_judged_at_its_own_learning_rate() -> None:
     """Whom the shadow adversary silences differs from seed to seed, and does not matter here."""
+    trial = {"epsilon": 0.5, "adversary": SHADOW, "method": MIFA}
     trials = [
-        ({"epsilon": 0.5, "adversary": SHADOW, "method": MIFA, "lr": lr, "seed": seed, "candidates": [seed]}, {"x": lr})
+        ({**trial, "lr": lr, "seed": seed, "candidates": [seed]}, {"x": lr * seed})
         for seed in (3, 4)
-        for lr in (0.1 * seed, 1.0 * seed)
+        for lr in (0.1, 1.0)
     ]
-    trials = [({**trial, "lr": 1.0 if trial["lr"] >= 3 else 0.1}, measures) for trial, measures in trials]
     results = Results("any", "small", [4, 3], {}, {f"0.5 {MIFA}": 1.0}, trials)
     assert of(results, lambda measures: float(measures["x"]), 0.5, SHADOW, MIFA).tolist() == [4.0, 3.0]
 
@@ -80,7 +83,7 @@ def populations(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> tuple[Po
     """Those of the run and of its shadows, as a study makes them of seed 1."""
     seen: list[Population] = []
 
-    def watch(_: object, people: Population, *args: Any, **options: Any) -> Any:
+    def watch(_: object, people: Population, *_args: Any, **_options: Any) -> Any:
         seen.append(people)
         return []
 
@@ -143,6 +146,28 @@ def test_other_samples_of_the_same_synthetic_clients() -> None:
     assert torch.equal(
         usual.inputs, load("synthetic", clients=6, max_samples=80, test_fraction=0.0, seed=3, sample_seed=3).inputs
     )
+
+
+def test_shadows_find_those_whom_a_look_at_the_run_would_find() -> None:
+    """Of 24 clients 8 are found: of unrelated ones 8 in three searches would be right by chance."""
+    size = adversarial_synthetic.Size(24, 4, 1, 5, 3, 60, (3, 20), (6, 2))
+    carry_out = adversarial_synthetic.STUDY.experiment(size, None, Plan(threads=1))
+    right = 0
+    for seed in range(3):
+        data = load("synthetic", alpha=1.0, beta=1.0, clients=24, max_samples=60, test_fraction=0.0, seed=seed)
+        known = shadow.candidates(
+            Task(partial(linear, 60, 10), seed=seed),
+            Population.of(data, 24, "natural", seed=seed),
+            LocalSGD(size.shadow_lr, steps=5, batching="full"),
+            first=3,
+            last=20,
+            by_gradient=6,
+            by_momentum=2,
+            seed=seed,
+            plan=Plan(threads=1),
+        )
+        right += len(set(known) & set(carry_out({**SEARCH, "seed": seed})["candidates"]))
+    assert right >= 16
 
 
 @pytest.mark.parametrize("module", [adversarial_cifar, adversarial_synthetic])

@@ -22,7 +22,8 @@ FIRST_ROUNDS = ("everybody", "zero")
 
 @dataclass
 class Mifa(FedAvg):
-    """`model <- model + server_lr * sum over all i of p_i * (last update of i)`.
+    """`model <- model + server_lr * sum over all i of p_i * (last update of i)`, updates as they would be at the current
+    learning rate where that falls.
 
     The first round asks everybody, as the paper needs (for an adversary that keeps to that: `begins` = 1), or starts
     with a memory of zeros (`first_round` zero). Memory: N models; the audit counts an update in the
@@ -50,6 +51,8 @@ class Mifa(FedAvg):
         updates = server.finite(updates)
         if not len(updates):
             server.log("empty_round")
-        self.memory[updates.clients] = updates.deltas
+        rates = torch.as_tensor(self.local.lr_factor(updates.versions)).to(self.memory)
+        self.memory[updates.clients] = updates.deltas / rates[:, None]
         change = torch.tensordot(torch.as_tensor(server.importance).to(self.memory), self.memory, dims=1)
-        server.publish(server.model + self.server_lr * change, updates, server.importance[updates.clients])
+        rate = self.server_lr * float(self.local.lr_factor(server.version))
+        server.publish(server.model + rate * change, updates, server.importance[updates.clients])

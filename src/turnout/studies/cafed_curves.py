@@ -169,27 +169,26 @@ def completed(trial: Trial, tuned: dict[str, float], rounds: dict[str, int]) -> 
     return {"task": trial["task"], "scheme": trial["scheme"], "rounds": rounds[trial["task"]], **rates}
 
 
-def tune(
-    trials: Trials, seed: int, size: Size, rounds: int, trial: Trial, first: tuple[float, float]
-) -> dict[str, float]:
-    """Both learning rates, by the final training accuracy of one seed: from `first` to the best neighbour in the grid,
-    until none is better."""
-    grids, fixed = (size.rates, size.server_rates), {"task": trial["task"], "scheme": trial["scheme"], "rounds": rounds}
-
-    def score(place: tuple[int, ...]) -> float:
-        lr, server_lr = (grid[i] for grid, i in zip(grids, place, strict=True))
-        return by(1.0, "train")(trials(**fixed, lr=lr, server_lr=server_lr, seed=seed))
-
-    place: tuple[int, ...] = ()
-    better = tuple(int(np.argmin(np.abs(np.log(grid) - np.log(rate)))) for grid, rate in zip(grids, first, strict=True))
-    while better != place:
-        place = better
-        row, column = place
-        around = [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]
-        inside = [(i, j) for i, j in around if 0 <= i < len(grids[0]) and 0 <= j < len(grids[1])]
-        better = max((place, *inside), key=score)
-    name = trial["rates"]
-    return {f"{name} lr": grids[0][place[0]], f"{name} server_lr": grids[1][place[1]]}
+def tune(trials: Trials, seed: int, size: Size, rounds: dict[str, int], wanted: Sequence[Trial]) -> dict[str, float]:
+    """Both learning rates of each planned trial: the best of the grid by the final training accuracy of one seed."""
+    tried = {
+        trial["rates"]: [
+            {
+                "task": trial["task"],
+                "scheme": trial["scheme"],
+                "rounds": rounds[trial["task"]],
+                "lr": lr,
+                "server_lr": server_lr,
+                "seed": seed,
+            }
+            for lr in size.rates
+            for server_lr in size.server_rates
+        ]
+        for trial in wanted
+    }
+    trials.ahead(one for grid in tried.values() for one in grid)
+    best = {name: max(grid, key=lambda one: by(1.0, "train")(trials(**one))) for name, grid in tried.items()}
+    return {f"{name} {kind}": one[kind] for name, one in best.items() for kind in ("lr", "server_lr")}
 
 
 def carry_out(trials: Trials, seeds: Sequence[int], wanted: Sequence[Trial]) -> None:

@@ -114,11 +114,8 @@ correlation no baseline but AdaFed; and, as in the study cafed, a fifth of MNIST
     claims = tuple(_claims())
 
     def script(self, size: Rounds, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        tuned: dict[str, float] = {}
-        for task, names in TRIED.items():
-            for name in names:
-                first = cafed.FIRST["mnist"][name]
-                tuned |= tune(trials, seeds[0], size, size.rounds[task], _trial(task, name), first)
+        everything = [_trial(task, name) for task, names in TRIED.items() for name in names]
+        tuned = tune(trials, seeds[0], size, size.rounds, everything)
         wanted = [_estimated("cafed", TOO_FEW)]
         wanted += [_estimated(name, observed) for observed in ENOUGH for name in TRIED["mnist"]]
         wanted += [_trial(task, name) for task in ("even clusters", "mixed clusters") for name in TRIED[task]]

@@ -35,7 +35,6 @@ from turnout.studies.study import Claim, Results, Trial, Trials
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 WEIGHTS = (0.01, 0.1, 1.0, 10.0, 100.0)
 MEDIUM = (1.0, 10.0)  # between the extremes of heterogeneity, the better of these
-FIRST = (1.0, 2.0)
 EARLY = 0.08  # of the rounds: round 40 of 500
 PUBLISHED = {0.25: 1.6, 0.5: 1.2, 0.75: 1.0}  # percentage points
 
@@ -178,10 +177,9 @@ Other than in the source: matched steps instead of rates tuned for each."""
     claims = tuple(_claims())
 
     def script(self, size: Rounds, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        tuned: dict[str, float] = {}
+        tuned = tune(trials, seeds[0], size, size.rounds, [_unbiased(level) for level in LEVELS])
         wanted: list[Trial] = []
         for level in LEVELS:
-            tuned |= tune(trials, seeds[0], size, size.rounds[_task(level)], _unbiased(level), FIRST)
             if level in PUBLISHED:
                 tuned[_chosen(level)] = self._choose(level, size, seeds[0], trials, tuned)
             weights = WEIGHTS if _task(level) == LONG else MEDIUM if level in PUBLISHED else ()

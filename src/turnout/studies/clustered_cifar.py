@@ -172,7 +172,7 @@ five rounds; late values are means of the last ten evaluations, unrest is that o
 Other than in the source: 200 rounds of 50 steps instead of 1,000 of 100, a stratified subset of 10,000 images, no
 dropout, training loss only, several seeds. Meant for a CUDA device."""
     sizes = {
-        "small": Size(4, 1, 20, 4, 2, 10, digits=True),
+        "small": Size(2, 1, 20, 4, 1, 10, digits=True),
         "default": Size(200, 5, 100, 100, 50, 50),
     }
     claims = tuple(_claims())
