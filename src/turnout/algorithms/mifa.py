@@ -22,8 +22,8 @@ FIRST_ROUNDS = ("everybody", "zero")
 
 @dataclass
 class Mifa(FedAvg):
-    """`model <- model + server_lr * sum over all i of p_i * (last update of i)`, updates as they would be at the current
-    learning rate where that falls.
+    """`model <- model + server_lr * sum over all i of p_i * (last update of i)`; where the learning rate falls, updates
+    are taken as they would be at the current one.
 
     The first round asks everybody, as the paper needs (for an adversary that keeps to that: `begins` = 1), or starts
     with a memory of zeros (`first_round` zero). Memory: N models; the audit counts an update in the
