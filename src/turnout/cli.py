@@ -15,7 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
-from turnout.display import client_columns, err, out, show_judgements, show_outlook, show_summary, show_tuned
+from turnout.display import (
+    client_columns,
+    err,
+    out,
+    paragraphs,
+    show_judgements,
+    show_outlook,
+    show_summary,
+    show_tuned,
+)
 from turnout.errors import UserError, unknown
 from turnout.files import as_json_text
 from turnout.local.sgd import LocalSGD
@@ -23,6 +32,7 @@ from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
+from turnout.random import FloatArray
 from turnout.run import execute
 from turnout.studies.study import FAILS
 
@@ -264,14 +274,15 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             raise unknown("show", name, [n for things in kinds.values() for n in things] + config.builtin_names())
         for section, thing in found.items():
             if section in ("algorithm", "sampler", "data"):
-                out.print(
-                    (introspection.getdoc(introspection.getmodule(thing)) or "") + "\n", highlight=False, markup=False
-                )
-            out.print(introspection.getdoc(thing) or "", highlight=False, markup=False)
+                out.print(paragraphs(introspection.getmodule(thing)) + "\n", highlight=False, markup=False)
+            out.print(paragraphs(thing), highlight=False, markup=False)
             table = Table(escape(f"[{section}] option"), "type", "default", box=None)
             for option, (hint, default) in options_of(thing, _FILLED_IN.get(section)).items():
                 shown = "required" if default is introspection.Parameter.empty else str(default)
-                table.add_row(option, escape(introspection.formatannotation(hint)), escape(shown))
+                kind = introspection.formatannotation(hint).replace(introspection.formatannotation(FloatArray), "array")
+                table.add_row(option, escape(kind), escape(shown))
+            if section == "availability":
+                table.add_row("groups", "int | array | None", "None")
             if table.row_count:
                 out.print(table)
 

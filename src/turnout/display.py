@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,23 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
         _show_efficiency(summary["efficiency"])
 
 
+def paragraphs(thing: object) -> str:
+    """A docstring whose lines are as long as the terminal is wide; lists and formulas stay as they are."""
+    parts = (inspect.getdoc(thing) or "").split("\n\n")
+    flowing = (not any(line.startswith((" ", "-")) for line in part.split("\n")) for part in parts)
+    return "\n\n".join(part.replace("\n", " ") if flows else part for part, flows in zip(parts, flowing, strict=True))
+
+
 def _show_efficiency(found: dict[str, float]) -> None:
     table = Table(show_header=False, title="How the clients' work was used", title_justify="left")
     table.add_row("a round takes", duration(found["round_seconds"]))
     table.add_row("updates used, a client and round", f"{found['eur_with_bypass']:.3f}")
     table.add_row("models sent, a client and round", f"{found['sync_ratio']:.3f}")
     table.add_row("work lost", f"{found['futility']:.1%} of {found['work_assigned']:.0f} jobs")
+    if "missing_share" in found:  # not in results of earlier versions
+        table.add_row(
+            "asked in vain, by importance", f"{found['missing_share']:.1%}, at most {found['missing_share_max']:.1%}"
+        )
     table.add_row("traffic down, up", f"{found['bytes_down'] / 1e6:.4g} MB, {found['bytes_up'] / 1e6:.4g} MB")
     out.print(table)
 
