@@ -84,7 +84,7 @@ def test_o2_variance_of_the_sum(name: str, p: list[float]) -> None:
 
 def test_biased_schemes_say_so() -> None:
     """client-sampling.md 3.11."""
-    filled = statistics(make("fill", 2), population(EXAMPLE_A))
+    filled = statistics(make("renormalised", 2), population(EXAMPLE_A))
     assert filled.expectation == pytest.approx(np.array(EXAMPLE_A) / 2)
     renormalised = statistics(make("renormalised", 2), population(EXAMPLE_A))
     assert renormalised.expectation == pytest.approx([0.339683, 0.296429, 0.233333, 0.130556], abs=0.006)
@@ -94,3 +94,11 @@ def test_biased_schemes_say_so() -> None:
 def test_optimal_has_none() -> None:
     with pytest.raises(UserError, match="depends on the updates"):
         statistics(make("optimal", 2), population(EXAMPLE_A))
+
+
+def test_a_sampler_knows_its_statistics() -> None:
+    people = population(EXAMPLE_A)
+    mine, exact = make("md", 2).statistics(people), statistics(make("md", 2), people)
+    assert mine.variance.tolist() == exact.variance.tolist()
+    rough = make("renormalised", 2).statistics(people, rounds=50)
+    assert rough.expectation.tolist() == drawn(make("renormalised", 2), people, rounds=50).expectation.tolist()

@@ -13,6 +13,8 @@ from turnout.errors import UserError
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
+    from turnout.population.population import Population
+    from turnout.sampling.statistics import Statistics
     from turnout.server.server import ModelChoice, Server
     from turnout.server.updates import Updates
 
@@ -55,6 +57,15 @@ class Sampler:
         """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance
         coefficient, in closed form; None where there is none. See `statistics`."""
         return None
+
+    def statistics(self, population: Population, **options: int) -> Statistics:
+        """What it does to the weights of one round; `options` are those of `turnout.sampling.statistics.statistics`.
+
+        >>> turnout.MD(10).statistics(population).total_variance
+        """
+        from turnout.sampling.statistics import statistics
+
+        return statistics(self, population, **options)
 
     def observe(self, updates: Updates) -> None:
         """What came back from the clients invited; for schemes that learn from it."""
