@@ -19,7 +19,8 @@ CURVES = {
 
 
 def test_what_follows_from_the_curves() -> None:
-    assert late_loss(CURVES) == 2.5  # fewer than ten evaluations: all of them
+    assert late_loss(CURVES) == 1.0  # fewer than twelve evaluations: the last
+    assert late_loss({**CURVES, "losses": list(range(13))}) == 11.5
     assert unrest(CURVES) == 0  # a steady fall is smooth
     assert unrest({**CURVES, "losses": [4.0, 3.0, 2.0, 5.0, 1.0]}) == pytest.approx(np.std([3.0, -4.0]))
     assert fewest_clients(CURVES) == 9

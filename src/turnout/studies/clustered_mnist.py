@@ -135,8 +135,8 @@ class ClusteredMnist(Study):
     setting = """\
 MNIST, 100 clients, ten a digit, 500 training and 80 test images each; 784-50-10 perceptron; ten clients a round, 50
 local SGD steps of batch 50 at lr 0.01, 600 rounds. MD, clustered by size, clustered by similarity (angles; L2, L1),
-and clustered by the known digits (target). Evaluated every ten rounds; late values are means of the last ten
-evaluations. Other than in the source: 80 test images a client instead of 100, several seeds."""
+and clustered by the known digits (target). Evaluated every ten rounds; late values are means of the last sixth
+of the evaluations. Other than in the source: 80 test images a client instead of 100, several seeds."""
     sizes = {
         "small": Size(4, 1, 20, 4, 2, 10, clients_per_class=2, digits=True),
         "default": Size(600, 10, 500, 80, 50, 50),

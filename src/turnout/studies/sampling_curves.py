@@ -26,7 +26,7 @@ from turnout.task import Task
 
 Quantity = Callable[[Measures], float]
 Values = Callable[[Results], FloatArray]
-LATE = 10  # evaluations at the end
+LATE = 6  # one part in so many of the evaluations, the last
 SCHEMES: dict[str, Callable[[int], Sampler]] = {
     "md": MD,
     "uniform": Uniform,
@@ -81,12 +81,17 @@ def train(
 # -- what follows from the curves ------------------------------------------------------------------------------
 
 
+def late(values: Sequence[float]) -> float:
+    """Mean of the last sixth."""
+    return float(np.mean(values[-max(1, len(values) // LATE) :]))
+
+
 def late_loss(measures: Measures) -> float:
-    return float(np.mean(measures["losses"][-LATE:]))
+    return late(measures["losses"])
 
 
 def late_accuracy(measures: Measures) -> float:
-    return float(np.mean(measures["accuracies"][-LATE:]))
+    return late(measures["accuracies"])
 
 
 def mean_loss(measures: Measures) -> float:
