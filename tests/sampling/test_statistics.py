@@ -84,7 +84,7 @@ def test_o2_variance_of_the_sum(name: str, p: list[float]) -> None:
 
 def test_biased_schemes_say_so() -> None:
     """client-sampling.md 3.11."""
-    filled = statistics(make("renormalised", 2), population(EXAMPLE_A))
+    filled = statistics(make("fill", 2), population(EXAMPLE_A))
     assert filled.expectation == pytest.approx(np.array(EXAMPLE_A) / 2)
     renormalised = statistics(make("renormalised", 2), population(EXAMPLE_A))
     assert renormalised.expectation == pytest.approx([0.339683, 0.296429, 0.233333, 0.130556], abs=0.006)
