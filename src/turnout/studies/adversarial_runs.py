@@ -190,9 +190,7 @@ def tune_and_try(
 
         tuned[f"{epsilon} {name}"] = climb(loss, min(begin, key=loss), rates)
     every = list(_every(attacks, candidates, tuned))
-    trials.ahead(every)
-    for trial in every:
-        trials(**trial)
+    trials.all(every)
     return tuned
 
 

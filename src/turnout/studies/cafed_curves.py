@@ -194,9 +194,7 @@ def tune(trials: Trials, seed: int, size: Size, rounds: dict[str, int], wanted: 
 def carry_out(trials: Trials, seeds: Sequence[int], wanted: Sequence[Trial]) -> None:
     """These trials for every seed, in several processes where there are."""
     every = [{**trial, "seed": seed} for seed in seeds for trial in wanted]
-    trials.ahead(every)
-    for trial in every:
-        trials(**trial)
+    trials.all(every)
 
 
 # -- what follows from the curves -----------------------------------------------------------------------------

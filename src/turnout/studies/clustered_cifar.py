@@ -204,9 +204,7 @@ dropout, training loss only, several seeds. Meant for a CUDA device."""
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
         every: list[Trial] = [{**trial, "seed": seed} for seed in seeds for trial in _trials()]
-        trials.ahead(every)
-        for trial in every:
-            trials(**trial)
+        trials.all(every)
         return {}
 
 

@@ -172,9 +172,7 @@ of the evaluations. Other than in the source: 80 test images a client instead of
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
         every: list[Trial] = [{"scheme": scheme, "seed": seed} for seed, scheme in product(seeds, SCHEMES)]
-        trials.ahead(every)
-        for trial in every:
-            trials(**trial)
+        trials.all(every)
         return {}
 
 

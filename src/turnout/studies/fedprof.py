@@ -278,9 +278,7 @@ class FedProfStudy(Study):
             for fraction in self.table.fractions
             for seed in seeds
         ]
-        trials.ahead(every)
-        for trial in every:
-            trials(**trial)
+        trials.all(every)
         return {}
 
 

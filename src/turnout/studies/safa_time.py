@@ -152,9 +152,7 @@ def whole_grid(
     names = ("seed", "task", "crash", "fraction", "scheme")
     grid = product(seeds, tasks, crash_rates, fractions, schemes)
     every: list[Trial] = [dict(zip(names, values, strict=True)) for values in grid]
-    trials.ahead(every)
-    for trial in every:
-        trials(**trial)
+    trials.all(every)
 
 
 CLAIMS = (

@@ -170,6 +170,12 @@ class Trials:
                 self._append(_key(trial), measures)
         self._say(f"{len(missing)} trials by {self.workers} processes: {time.perf_counter() - started:.1f} s")
 
+    def all(self, trials: Sequence[Trial]) -> None:
+        """Carry out these trials, at once where there are several workers, and ask for each."""
+        self.ahead(trials)
+        for trial in trials:
+            self(**trial)
+
     @property
     def asked(self) -> list[tuple[Trial, Measures]]:
         """The trials of this run, in the order they were first asked for."""
