@@ -9,6 +9,7 @@ from turnout.algorithms.fedadagrad import FedAdagrad
 from turnout.algorithms.fedadam import FedAdam
 from turnout.algorithms.fedasync import FedAsync
 from turnout.algorithms.fedavg import FedAvg
+from turnout.algorithms.fedavg_plus import FedAvgPlus
 from turnout.algorithms.fedavg_rp import FedAvgRP
 from turnout.algorithms.fedavgm import FedAvgM
 from turnout.algorithms.fedbuff import FedBuff
@@ -69,11 +70,11 @@ __version__ = "0.1.0"
 __all__ = [
     "AFL", "CFCFM", "CURRENT", "F3AST", "KEEP", "MD", "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli",
     "Binomial", "CAFed", "Centralised", "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Diurnal",
-    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgRP", "FedBuff",
-    "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill", "Full", "Grouped", "Links", "Local",
-    "LocalSGD", "Markov", "Mifa", "MoreAvailable", "Observer", "Oort", "Optimal", "Plan", "PoissonBinomial",
-    "Policy", "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg", "RobustFedProx",
-    "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation", "Stopping", "Target",
-    "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary", "datasets", "devices", "execute", "models",
-    "partition", "rehearse", "schedule", "simulate",
+    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
+    "FedBuff", "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill", "Full", "Grouped", "Links",
+    "Local", "LocalSGD", "Markov", "Mifa", "MoreAvailable", "Observer", "Oort", "Optimal", "Plan",
+    "PoissonBinomial", "Policy", "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg",
+    "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation",
+    "Stopping", "Target", "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary", "datasets", "devices",
+    "execute", "models", "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

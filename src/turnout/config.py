@@ -88,6 +88,8 @@ class ClientSettings:
     count: int
     test: str = "split"
     test_fraction: float = 0.2
+    validation_fraction: float = 0.0
+    unseen_fraction: float = 0.0
     importance: str | list[float] = "samples"
     joined_at: list[float] | None = None
     left_at: list[float] | None = None
@@ -234,6 +236,8 @@ def _population(
         seed=run.seed,
         test=counted.test,
         test_fraction=counted.test_fraction,
+        validation_fraction=counted.validation_fraction,
+        unseen_fraction=counted.unseen_fraction,
         partition_options=options,
         importance=counted.importance,
         model_bytes=counted.model_bytes,

@@ -70,6 +70,10 @@ class Result:
         """A row a round, as arrays by column (`pandas.DataFrame(result.rounds())` works)."""
         return self.history.rounds.read()
 
+    def clients(self) -> dict[str, np.ndarray[Any, Any]]:
+        """A row a client: how it is served by what the run has left behind, as arrays by column."""
+        return self.server.clients()
+
     def jobs(self) -> dict[str, np.ndarray[Any, Any]]:
         """A row a job, as arrays by column."""
         return {} if self.history.jobs is None else self.history.jobs.read()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from turnout.population.population import Population
     from turnout.server.policy import Policy
     from turnout.server.server import Server
+    from turnout.task import Task
 
 
 @dataclass
@@ -42,6 +43,16 @@ class Algorithm:
         """Who trains; evaluation always looks at the population as given."""
         return population
 
+    def trained_task(self, task: Task) -> Task:
+        """What the server trains, where that is more than one model of the task (a mixture of several)."""
+        return task
+
     def predictor(self) -> LocalSGD | None:
         """The local work whose `predict` serves the clients, where they do not all serve the global model."""
+        return None
+
+    def adaptation(self, unseen: bool) -> LocalSGD | None:
+        """What a client does with the global model and its own training samples before it serves, where that is more
+        than to look up what it kept: it trains this work, `prepare`s and `predict`s with it, and keeps nothing of it.
+        `unseen` clients have never trained. It takes no time and nothing is sent: evaluation alone asks for it."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from turnout import random
 from turnout.cohort.plan import MIB
 from turnout.cohort.store import ClientStore
-from turnout.cohort.train import Cohort
-from turnout.local.sgd import LocalSGD
+from turnout.cohort.train import Cohort, Jobs
+from turnout.local.sgd import LocalSGD, Named
 from turnout.population.ragged import Ragged
 from turnout.task import Task
 
@@ -41,12 +43,26 @@ def client_means(values: FloatArray, index: Ragged) -> FloatArray:
 
 
 @dataclass(frozen=True)
+class Personal:
+    """How clients serve when each has its own predictor. With `samples` (the training samples of some clients) they
+    adapt first: train `work` from the global model and what they keep, which is forgotten afterwards."""
+
+    work: LocalSGD
+    samples: Callable[[NDArray[np.int64]], Ragged] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Evaluator:
     """Measures over one split (train or test) of a fixed set of clients."""
 
     cohort: Cohort
     clients: NDArray[np.int64]
     index: Ragged  # one row for each of `clients`
+
+    def some(self, which: NDArray[np.bool_]) -> Evaluator:
+        """For some of the clients."""
+        return Evaluator(self.cohort, self.clients[which], self.index.rows(np.flatnonzero(which)))
 
     def global_model(self, model: Tensor) -> dict[str, FloatArray]:
         """`[len(clients)]` by measure, everybody served by `model`."""
@@ -67,15 +83,16 @@ class Evaluator:
         return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
 
     @torch.no_grad()
-    def personal_models(self, work: LocalSGD, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
-        """The same when each client serves its own predictor, from the state it keeps."""
-        cohort, sums = self.cohort, {name: np.zeros(len(self.clients)) for name in ("loss", *self.cohort.task.metrics)}
+    def personal_models(self, personal: Personal, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
+        """The same when each client serves its own predictor."""
+        work, cohort = personal.work, self.cohort
+        sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
         limit = cohort.plan.clients_a_call(cohort.task, work, width * (cohort.sample_bytes + cohort.activations))
         order = np.argsort(-self.index.counts, kind="stable")
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
-            picked = store.get(work.state_shapes(cohort.task), self.clients[rows])
+            picked = self._prepared(personal, model, store, self.clients[rows])
             counts = self.index.counts[rows]
             longest = int(counts.max())
             padded = torch.as_tensor(self.index.padded(rows, longest), device=cohort.plan.device).long()
@@ -91,6 +108,17 @@ class Evaluator:
                 name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
             }
 
+    def _prepared(self, personal: Personal, model: Tensor, store: ClientStore, clients: NDArray[np.int64]) -> Named:
+        """`[len(clients), ...]` what each client predicts from."""
+        work, cohort, samples = personal.work, self.cohort, personal.samples
+        state = store.get(work.state_shapes(cohort.task), clients)
+        if samples is None:
+            return state
+        own = samples(clients)
+        key = random.key(personal.seed, "adaptation", clients)
+        jobs = Jobs(work, key, model[None], np.zeros(len(clients), np.int64), own, {}, state)
+        return cohort.prepare(jobs, state | cohort.train(jobs).state)
+
     @property
     def chunk(self) -> int:
         """Samples scored in one go."""
@@ -101,8 +129,8 @@ class Evaluator:
 def distribution(
     prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
 ) -> dict[str, float]:
-    """The weighted mean, and over clients the mean, the standard deviation and the worst decile: the value that nine
-    clients in ten reach or better. Clients without samples in the split do not count."""
+    """The weighted mean, and over clients the mean, the standard deviation and the worst decile: of T clients the
+    (T / 10)-th worst, at least the worst. Clients without samples in the split do not count."""
     known = (counts > 0) & (importance > 0)
     if not known.any():
         return {}
@@ -117,5 +145,6 @@ def distribution(
         summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
         summary[f"{prefix}_{name}_mean"] = float(seen.mean())
         summary[f"{prefix}_{name}_std"] = float(seen.std())
-        summary[f"{prefix}_{name}_worst_decile"] = float(np.quantile(seen, 0.9 if name == "loss" else 0.1))
+        worst_first = np.sort(seen)[:: -1 if name == "loss" else 1]
+        summary[f"{prefix}_{name}_worst_decile"] = float(worst_first[max(0, len(seen) // 10 - 1)])
     return summary

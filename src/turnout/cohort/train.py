@@ -138,6 +138,24 @@ class Cohort:
             joined = tree_map(lambda x: x[back], joined)
         return Trained(*joined)
 
+    @torch.no_grad()
+    def prepare(self, jobs: Jobs, state: Named) -> Named:
+        """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
+        counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
+        index = torch.as_tensor(jobs.samples.padded(np.arange(len(counts)), int(counts.max())), device=device).long()
+        weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
+            self.plan.dtype
+        )
+        local = (index, weights, weights.sum(1))
+        chunk = min(index.shape[1], work.batch_size)
+        received = jobs.models[torch.as_tensor(jobs.received, device=device)]
+
+        def one(received: Tensor, state: Named, local: Any) -> Named:
+            return work.prepare(self.task, received, state, self._client(chunk, local))
+
+        prepared: Named = vmap(one)(received, state, local)
+        return prepared
+
     def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, BatchPlan | None]:
         """Padded index [C, n], counts [C], a key for each step [C, S] and the mini-batches, on the device."""
         device, counts = self.plan.device, jobs.samples.counts

@@ -260,6 +260,10 @@ class LocalSGD:
         payload, state = self.finish(task, received, params, carry, state, data)
         return payload | reports.values(self.report, task, received, data), state
 
+    def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
+        """What `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
+        return state
+
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""
         return task.outputs(received, inputs)

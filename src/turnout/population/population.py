@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout import random
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError, unknown
 from turnout.population.adversary import Adversary
@@ -32,6 +33,16 @@ def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
     return ", ".join(map(str, ids[:limit])) + (", ..." if len(ids) > limit else "")
 
 
+def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, seed: int) -> FloatArray:
+    """`[N]` when clients join, where that share of them never does."""
+    if not 0 <= fraction < 1:
+        raise UserError(f"clients.unseen_fraction: {fraction} must be at least 0 and below 1")
+    joined = np.zeros(clients) if joined_at is None else np.array(joined_at, np.float64)
+    never = min(clients - 1, math.floor(fraction * clients + 0.5))
+    joined[random.subset(random.key(seed, "unseen"), never, clients)] = np.inf
+    return joined
+
+
 @dataclass(frozen=True)
 class Population:
     """N clients: their data, importance, hardware, links, presence and reliability.
@@ -47,6 +58,7 @@ class Population:
     train: Ragged
     test: Ragged | None = None
     central: tuple[Tensor, Tensor] | None = None  # test data that belongs to nobody
+    validation: Ragged | None = None  # held back from training, to choose by
     importance: str | ArrayLike = "samples"
     devices: Devices = field(default_factory=lambda: fixed(1.0))
     links: Links = field(default_factory=Links)
@@ -104,14 +116,17 @@ class Population:
         seed: int = 0,
         test: str = "split",
         test_fraction: float = 0.2,
+        validation_fraction: float = 0.0,
+        unseen_fraction: float = 0.0,
         partition_options: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> Population:
         """Deal a dataset to clients: `partition` is a name in `PARTITIONS` or a function of (dataset, clients, seed).
 
         Where clients test: `split` keeps `test_fraction` of each client's samples for that, `matched` deals the
-        dataset's test set by the same rule, `none` leaves them the central test set only. `columns` are the other
-        fields of a population: importance, devices, links, ...
+        dataset's test set by the same rule, `none` leaves them the central test set only. `validation_fraction` of what
+        is left to train on is held back too. `unseen_fraction` of the clients never join: they are only evaluated.
+        `columns` are the other fields of a population: importance, devices, links, ...
         """
         if isinstance(partition, str):
             if partition not in PARTITIONS:
@@ -136,7 +151,12 @@ class Population:
             inputs, targets = torch.cat([inputs, central[0]]), torch.cat([targets, central[1]])
         elif test != "none":
             raise UserError(f"clients.test: {test!r} is not split, matched or none")
-        return cls(inputs, targets, rows, tests, central, seed=seed, **columns)
+        validation = None
+        if validation_fraction:
+            rows, validation = split(rows, validation_fraction, seed)
+        if unseen_fraction:
+            columns["joined_at"] = _never_join(columns.get("joined_at"), unseen_fraction, len(rows), seed)
+        return cls(inputs, targets, rows, tests, central, validation, seed=seed, **columns)
 
     @property
     def size(self) -> int:
@@ -177,6 +197,10 @@ class Population:
         if self.left_at is not None:
             here &= self.left_at[ids] > at
         return here
+
+    def joined(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
+        """Who has taken part by that time, or could have; the others are unseen."""
+        return np.ones(len(ids), bool) if self.joined_at is None else self.joined_at[ids] <= at
 
     def importance_at(self, at: float) -> FloatArray:
         """`[N]` importance renormalised over the members."""

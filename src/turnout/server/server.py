@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.evaluate import Evaluator, distribution, sample_measures
+from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures
 from turnout.cohort.plan import Plan
 from turnout.cohort.store import ClientStore
 from turnout.cohort.train import Cohort, threads
@@ -127,6 +127,7 @@ class Server:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.algorithm, self.seed = algorithm, seed
+        task = algorithm.trained_task(task)
         self.whole_population = population  # the one evaluated
         self.population = algorithm.training_population(population)
         self.plan = (plan or Plan()).resolve(task)
@@ -380,6 +381,8 @@ class Server:
             else np.sort(random.subset(random.key(self.seed, "panel"), panel, population.size))
         )
         splits = {"train": population.train} if self.evaluation.train or population.test is None else {}
+        if population.validation is not None:
+            splits["validation"] = population.validation
         if population.test is not None:
             splits["test"] = population.test
         return {name: Evaluator(self.cohort, clients, index.rows(clients)) for name, index in splits.items()}
@@ -401,21 +404,53 @@ class Server:
 
     def measure(self, model: Tensor) -> dict[str, float]:
         """Federated loss and metrics over all clients (or the panel), and on the central test set."""
-        predictor = self.algorithm.predictor()
-        measures: dict[str, float] = {}
+        population, measures = self.whole_population, dict[str, float]()
         for split, evaluator in self._evaluators.items():
-            if predictor is None:
-                values = evaluator.global_model(model)
-            else:
-                values = evaluator.personal_models(predictor, model, self.store)
-            importance = self.whole_population.importance_at(self.now)[evaluator.clients]
+            importance = population.importance_at(self.now)[evaluator.clients]
+            values = self.served(evaluator, model)
             measures |= distribution(split, values, importance, evaluator.index.counts)
-        if self.whole_population.central is not None and predictor is None:
+            unseen = ~population.joined(evaluator.clients, self.now)
+            if unseen.any():
+                others = evaluator.some(unseen)
+                importance = population.base_importance[others.clients]
+                values = self.served(others, model, unseen=True)
+                measures |= distribution(f"unseen_{split}", values, importance, others.index.counts)
+        if population.central is not None and self._served_by(False) is None:
             inputs, targets = self.central
             chunk = next(iter(self._evaluators.values())).chunk
             for name, sample in sample_measures(self.task, model, inputs, targets, chunk).items():
                 measures[f"central_{name}"] = float(sample.mean())
         return measures
+
+    def served(self, evaluator: Evaluator, model: Tensor, unseen: bool = False) -> dict[str, FloatArray]:
+        """`[clients]` by measure, each client served as the algorithm serves it."""
+        personal = self._served_by(unseen)
+        return (
+            evaluator.global_model(model)
+            if personal is None
+            else evaluator.personal_models(personal, model, self.store)
+        )
+
+    def _served_by(self, unseen: bool) -> Personal | None:
+        adapted, kept = self.algorithm.adaptation(unseen), self.algorithm.predictor()
+        if adapted is not None:
+            now = self.now
+            return Personal(adapted, lambda ids: self.whole_population.samples(ids, np.full(len(ids), now)), self.seed)
+        return None if kept is None else Personal(kept)
+
+    def clients(self) -> dict[str, NDArray[Any]]:
+        """A row for each client evaluated: its measures under the current model, and whether it is unseen."""
+        first = next(iter(self._evaluators.values()))
+        unseen = ~self.whole_population.joined(first.clients, self.now)
+        table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
+        for split, evaluator in self._evaluators.items():
+            values = self.served(evaluator, self.model)
+            if unseen.any():
+                for name, column in self.served(evaluator.some(unseen), self.model, unseen=True).items():
+                    values[name][unseen] = column
+            table |= {f"{split}_{name}": column for name, column in values.items()}
+            table[f"{split}_samples"] = evaluator.index.counts
+        return table
 
     # -- state ------------------------------------------------------------------------------------------------
 
