@@ -193,9 +193,12 @@ EXERCISES: dict[str, type[Algorithm]] = {
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "apfl": {"adaptive": True},
     "fedbuff": {"buffer_size": 3},
     "fedcs": {"deadline": 2.0},
     "fedprof": {"clients_per_round": 4, "reference": normal(key(1, "test reference"), 100).reshape(20, 5)},
+    "fedrep": {"head_epochs": 2},
+    "pfedme": {"inner_steps": 2},
 }  # what a population of eight needs
 
 

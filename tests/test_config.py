@@ -328,7 +328,8 @@ def test_complete_settings_say_everything() -> None:
 def test_complete_partition() -> None:
     changes = {"data": {"name": "digits"}, "partition": {"name": "dirichlet", "alpha": 1.0}}
     _, _, complete = config.build(settings(**changes))
-    assert complete["partition"] == {"name": "dirichlet", "alpha": 1.0, "min_samples": 1, "attempts": 20}
+    rest = {"min_samples": 1, "attempts": 20, "label_groups": None}
+    assert complete["partition"] == {"name": "dirichlet", "alpha": 1.0, **rest}
 
 
 @pytest.mark.parametrize(

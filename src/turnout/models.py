@@ -105,14 +105,15 @@ def cnn_large(classes: int = 10, dropout: tuple[float, float] = (0.0, 0.0)) -> n
 class LSTM(nn.Module):
     """`torch.nn.LSTM(..., batch_first=True)` written out step by step, which `vmap` can batch and the fused one cannot.
 
-    Same parameter names, order, initialisation and gate order (input, forget, cell, output); no initial state.
+    Same parameter names, order, initialisation and gate order (input, forget, cell, output); no initial state. The
+    layer `states` gives what torch's gives beside its output: `[batch, 2 * layers * hidden]`, hidden and cell by layer.
     """
 
     NAMES = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
-        self.hidden, self.layers = hidden, layers
+        self.hidden, self.layers, self.states = hidden, layers, nn.Identity()
         bound = hidden**-0.5
         for layer in range(layers):
             width = inputs if layer == 0 else hidden
@@ -123,6 +124,7 @@ class LSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, time, inputs]` to the last layer's states `[batch, time, hidden]`."""
+        final = []
         for layer in range(self.layers):
             w_ih, w_hh, b_ih, b_hh = (getattr(self, f"{name}_l{layer}") for name in self.NAMES)
             h = c = x.new_zeros(len(x), self.hidden)
@@ -133,6 +135,8 @@ class LSTM(nn.Module):
                 h = o.sigmoid() * c.tanh()
                 states.append(h)
             x = torch.stack(states, dim=1)
+            final += [h, c]
+        self.states(torch.cat(final, dim=1))
         return x
 
 

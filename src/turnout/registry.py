@@ -16,7 +16,8 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
-_BASES = ("algorithm", "arrivals", "clusters", "presence", "sampler", "statistics")  # what the files build on
+# what the files build on
+_BASES = ("algorithm", "arrivals", "clusters", "mixtures", "personalised", "presence", "sampler", "statistics")
 
 
 def names(kind: str) -> list[str]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from turnout import random
 from turnout.cohort.flat import Layout
 from turnout.errors import UserError, unknown
 from turnout.models import LSTM, find_batchnorm
@@ -119,6 +120,43 @@ def no_features(layer: str) -> UserError:
     return UserError(f"layer: {layer!r} gives no tensor when the model is called; choose another")
 
 
+def find_layer(module: nn.Module, name: str) -> nn.Module:
+    """The layer of that name; the empty name is the model itself."""
+    layers: dict[str, nn.Module] = dict(module.named_modules())
+    if name not in layers:
+        raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
+    return layers[name]
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    """The last fully connected layer."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError("layer: the model has no fully connected layer; name the one whose output represents a sample")
+    return layers[-1]
+
+
+def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What a call of the model returns, and `[B, ...]` what a layer gives meanwhile (the last time it is asked) before
+    what follows it; of a recurrent layer the final hidden state. Without a name: what the last fully connected layer is
+    given."""
+    seen: Tensor | None = None
+
+    def look(watched: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        nonlocal seen
+        features = inputs[0] if layer is None else _features(watched, output)
+        seen = None if features is None else features.clone()  # what follows may work in place
+
+    hook = (last_linear(module) if layer is None else find_layer(module, layer)).register_forward_hook(look)
+    try:
+        outputs = call()
+    finally:
+        hook.remove()
+    if seen is None:
+        raise no_features(layer or "the last fully connected layer")
+    return outputs, seen
+
+
 class Task:
     """Model + per-sample loss + metrics.
 
@@ -136,6 +174,7 @@ class Task:
         metrics: Mapping[str, SampleFunction] | None = None,
         seed: int = 0,
     ) -> None:
+        self._build, self._seed = None if isinstance(model, nn.Module) else model, seed
         if not isinstance(model, nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -180,9 +219,35 @@ class Task:
         """P, the number of parameters."""
         return self.layout.size
 
+    def layers(self, params: Tensor) -> dict[str, Tensor]:
+        """Views of `params` ([..., P]) by name."""
+        return self.layout.unflatten(params)
+
+    def vector(self, layers: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `layers` of `[C, P]`, as a copy."""
+        return self.layout.flatten(layers, 1)
+
+    def initials(self, count: int) -> Tensor:
+        """`[count, P]` where so many models of this task begin, no two alike; the first where one alone would."""
+        return torch.stack([self.initial, *(self._another(number) for number in range(1, count))])
+
+    def _another(self, number: int) -> Tensor:
+        """Built anew with another seed; where that changes nothing, or a module was given, with a tenth of noise."""
+        if self._build is not None:
+            built = Task(self._build, self.loss, {}, self._seed + number).initial.to(self.initial)
+            if not torch.equal(built, self.initial):
+                return built
+        noise = torch.as_tensor(random.normal(random.key(self._seed, "another model", number), self.size))
+        noise = noise.to(self.initial)
+        named = self.layout.unflatten(noise)
+        for name, value in self.layout.unflatten(self.initial).items():
+            inputs = value.numel() // len(value) if value.ndim else 1
+            named[name].mul_(0.1 * (float(value.square().mean().sqrt()) or inputs**-0.5))
+        return self.initial + noise
+
     def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
         """Model outputs for flat parameters [P]. With a key (int64 scalar) the model is in training mode."""
-        return self.call(self.layout.unflatten(params), inputs, key)
+        return self.call(self.layers(params), inputs, key)
 
     def call(self, named: dict[str, Tensor], inputs: Tensor, key: Tensor | None = None) -> Tensor:
         """The same for parameters by name."""
@@ -196,28 +261,16 @@ class Task:
     def features(self, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
         """`[B, ...]` what a layer gives (the last time it is asked) before what follows it, in evaluation mode; of a
         recurrent layer the final hidden state. Layers are called as in `module.named_modules()`."""
-        seen: Tensor | None = None
+        return self.represented(params, inputs, layer)[1]
 
-        def look(module: nn.Module, _inputs: object, output: object) -> None:
-            nonlocal seen
-            features = _features(module, output)
-            seen = None if features is None else features.clone()  # what follows may work in place
-
-        hook = self.layer(layer).register_forward_hook(look)
-        try:
-            self.outputs(params, inputs)
-        finally:
-            hook.remove()
-        if seen is None:
-            raise no_features(layer)
-        return seen
+    def represented(self, params: Tensor, inputs: Tensor, layer: str | None) -> tuple[Tensor, Tensor]:
+        """Model outputs and the `features` they come from, in one pass; without a name those that the last fully
+        connected layer is given."""
+        return look_inside(self.module, layer, lambda: self.outputs(params, inputs))
 
     def layer(self, name: str) -> nn.Module:
         """The layer of that name; the empty name is the model itself."""
-        layers: dict[str, nn.Module] = dict(self.module.named_modules())
-        if name not in layers:
-            raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
-        return layers[name]
+        return find_layer(self.module, name)
 
     @property
     def first_linear(self) -> str:

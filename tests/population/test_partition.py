@@ -115,7 +115,7 @@ def test_labels_outside_the_declared_classes_are_refused() -> None:
 
 def test_the_table_names_every_partition() -> None:
     assert set(partition.PARTITIONS) == {
-        *("iid", "gaussian_sizes", "natural", "one_class", "shards", "dirichlet", "dirichlet_equal")
+        *("iid", "gaussian_sizes", "natural", "one_class", "shards", "dirichlet", "dirichlet_equal", "pachinko")
     }
     assert all(partition.PARTITIONS[name] is getattr(partition, name) for name in partition.PARTITIONS)
 
@@ -277,6 +277,79 @@ def test_dirichlet_redraws_and_finally_names_the_empty_clients() -> None:
     least = int(first.counts.min()) + 10
     redrawn = partition.dirichlet(LABELS, 20, 0, alpha=0.3, min_samples=least, attempts=200)
     assert redrawn.counts.min() >= least
+
+
+def test_label_groups_are_dealt_like_classes() -> None:
+    """federated-em.md, ambiguity 6: three groups of the ten labels, each dealt by one draw of Dir_N(alpha)."""
+    held = histograms(partition.dirichlet(LABELS, 30, 2, alpha=0.4, label_groups=3))
+    place = random.permutation(random.key(2, "partition label group"), 10)
+    groups = [np.flatnonzero(place * 3 // 10 == g) for g in range(3)]
+    assert sorted(len(group) for group in groups) == [3, 3, 4]
+    expected = partition._dirichlet(random.key(2, "partition share", np.arange(3), 0), 30, 0.4)
+    for group, shares in zip(groups, expected, strict=True):
+        np.testing.assert_allclose(held[:, group].sum(1), shares * 200 * len(group), atol=1)
+    alone = partition.dirichlet(LABELS, 30, 2, alpha=0.4)
+    assert alone.values.tolist() != partition.dirichlet(LABELS, 30, 2, alpha=0.4, label_groups=10).values.tolist()
+    for count in (0, 11):
+        with pytest.raises(UserError, match=f"label_groups is {count}; allowed: 1 to 10"):
+            partition.dirichlet(LABELS, 30, 2, alpha=0.4, label_groups=count)
+
+
+# Pachinko
+
+FAMILIES = np.arange(10) // 2  # five superclasses of two
+
+
+def test_pachinko_deals_no_sample_twice_and_to_everybody_as_many() -> None:
+    rows = partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES)
+    assert set(rows.counts) == {100}  # all there are: every class runs out on the way
+    assert np.sort(rows.values).tolist() == list(range(2000))
+    few = partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, samples=30)
+    assert set(few.counts) == {30} and len(np.unique(few.values)) == 600
+    again = partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, samples=30)
+    np.testing.assert_array_equal(few.values, again.values)
+    assert partition.pachinko(LABELS, 20, 4, superclasses=FAMILIES, samples=30).values.tolist() != few.values.tolist()
+
+
+def test_pachinko_mixes_superclasses_by_alpha_and_classes_by_beta() -> None:
+    """With plenty of every class: E[sum_s share_s^2] of Dir_S(alpha) is (alpha + 1) / (S alpha + 1), less the noise of
+    drawing n samples; likewise of the two classes of a superclass with beta."""
+    labels, drawn = np.repeat(np.arange(10), 40_000), 400
+    held = histograms(
+        partition.pachinko(labels, 400, 1, alpha=0.4, beta=2.0, superclasses=FAMILIES, samples=drawn), labels
+    ).astype(float)
+    coarse = held @ np.eye(5)[FAMILIES]
+    concentration = ((coarse * (coarse - 1)).sum(1) / (drawn * (drawn - 1))).mean()
+    assert abs(concentration - 1.4 / 3.0) < 0.03
+    pairs = held.reshape(400, 5, 2)
+    size = pairs.sum(2)
+    inside = ((pairs * (pairs - 1)).sum(2) / np.maximum(size * (size - 1), 1))[size > 20].mean()
+    assert abs(inside - 3.0 / 5.0) < 0.02
+
+
+def test_pachinko_leaves_out_what_is_used_up_and_keeps_the_mixture_of_superclasses() -> None:
+    labels = np.repeat(np.arange(4), [5, 5000, 4000, 4000])
+    held = histograms(partition.pachinko(labels, 1, 5, alpha=2.0, superclasses=[0, 0, 1, 1], samples=4000), labels, 4)
+    coarse = partition._dirichlet(random.key(5, "partition superclass", np.arange(1)), 2, 2.0)[0]
+    assert held[0, 0] == 5
+    assert held[0, :2].sum() / 4000 == pytest.approx(coarse[0], abs=0.03)
+    everything = partition.pachinko(labels, 1, 5, superclasses=[0, 0, 1, 1], samples=13_005)
+    assert histograms(everything, labels, 4).tolist() == [[5, 5000, 4000, 4000]]
+
+
+def test_pachinko_knows_the_superclasses_of_a_dataset_that_has_them() -> None:
+    data = dataset(facts={"coarse_of_fine": FAMILIES})
+    np.testing.assert_array_equal(
+        partition.pachinko(data, 20, 3).values, partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES).values
+    )
+    with pytest.raises(UserError, match="superclasses are not known"):
+        partition.pachinko(dataset(), 20, 3)
+    with pytest.raises(UserError, match="must be 10 numbers"):
+        partition.pachinko(LABELS, 20, 3, superclasses=[0, 1])
+    with pytest.raises(UserError, match="101 samples for each of 20 clients; 2000 exist"):
+        partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, samples=101)
+    with pytest.raises(UserError, match="beta is 0"):
+        partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, beta=0)
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, np.nan, np.inf])

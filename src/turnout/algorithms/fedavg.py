@@ -15,11 +15,11 @@ from turnout.errors import UserError, check_positive, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import FloatArray, Sampler, Selection
+from turnout.sampling.sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.uniform import Uniform
 from turnout.server.optimisers import Gradient
 from turnout.server.policy import Policy
-from turnout.server.server import CURRENT, Server
+from turnout.server.server import CURRENT, ModelChoice, Server
 from turnout.server.updates import Updates
 
 NORMALISE = ("invited", "responders")
@@ -62,9 +62,10 @@ class FedAvg(Algorithm):
         for _ in server.rounds():
             chosen = self.choose(server)
             everybody, invited = chosen.clients, len(chosen.clients)
-            work = self.work(server).reporting(self.sampler.report)
-            server.invite(chosen.clients, work, CURRENT if chosen.informed else None, hold=self.sampler.decides_later)
-            sending = 0.0 if chosen.informed else server.push_seconds(invited, work)
+            work, model = self.invitation(server, chosen.clients)
+            work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
+            server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
+            sending = 0.0 if informed else server.push_seconds(invited, work)
             limit = None if self.deadline is None else self.deadline + sending
             close = server.now + (limit or 0.0)
             enough = min(self.wait_for or invited, invited)
@@ -85,6 +86,10 @@ class FedAvg(Algorithm):
     def choose(self, server: Server) -> Selection:
         """Who is invited."""
         return self.sampler.sample(server)
+
+    def invitation(self, server: Server, clients: IntArray) -> tuple[LocalSGD, ModelChoice]:
+        """What the invited clients do, and from which model: None is the current one."""
+        return self.work(server), None
 
     def work(self, server: Server) -> LocalSGD:
         """What the invited clients do."""

@@ -88,7 +88,8 @@ class Evaluator:
         work, cohort = personal.work, self.cohort
         sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
-        limit = cohort.plan.clients_a_call(cohort.task, work, width * (cohort.sample_bytes + cohort.activations))
+        each = width * (cohort.sample_bytes + cohort.activations) + self._prepared_bytes(personal)
+        limit = cohort.plan.clients_a_call(cohort.task, work, each)
         order = np.argsort(-self.index.counts, kind="stable")
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
@@ -107,6 +108,13 @@ class Evaluator:
             return {
                 name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
             }
+
+    def _prepared_bytes(self, personal: Personal) -> int:
+        """What a client's preparation takes, at most."""
+        if personal.samples is None:
+            return 0
+        longest = int(personal.samples(self.clients).counts.max(initial=0))
+        return personal.work.prepared_numbers(self.cohort.task, longest) * self.cohort.plan.dtype.itemsize
 
     def _prepared(self, personal: Personal, model: Tensor, store: ClientStore, clients: NDArray[np.int64]) -> Named:
         """`[len(clients), ...]` what each client predicts from."""

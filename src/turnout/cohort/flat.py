@@ -26,6 +26,7 @@ class Layout:
             name: part.view((*lead, *shape)) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
-    def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `unflatten`, as a copy."""
-        return torch.cat([named[name].detach().reshape(-1) for name in self.names])
+    def flatten(self, named: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """The inverse of `unflatten`, as a copy; the first `lead` dimensions stay."""
+        parts = (named[name].detach() for name in self.names)
+        return torch.cat([part.reshape(*part.shape[:lead], -1) for part in parts], -1)

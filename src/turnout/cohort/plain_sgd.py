@@ -2,6 +2,7 @@
 
 Same mathematics as `LocalSGD.step`, layer by layer and in place: gradients are added to the parameters where they lie,
 and no flat gradient is ever put together. The contract suite proves it equal to the general form and to a plain loop.
+The components of a mixture take the same steps one after another, each by what the samples count for it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from turnout.cohort.graphs import CapturedStep, Graphs
+from turnout.local.mixture import MixtureSGD
 from turnout.local.sgd import Batch, LocalSGD, Named
+from turnout.personal.mixture import MixtureTask
 from turnout.task import Task
 
+PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 
-def applies(work: LocalSGD, own_options: Collection[str]) -> bool:
+
+def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
     """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received."""
-    parts = ("start", "step", "gradient", "objective", "descend", "finish")
-    ordinary = all(getattr(type(work), name) is getattr(LocalSGD, name) for name in parts)
+    form = MixtureSGD if isinstance(task, MixtureTask) else LocalSGD
+    ordinary = all(getattr(type(work), name) is getattr(form, name) for name in PARTS)
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     return ordinary and not any(value or name in own_options for name, value in extras.items())
 
@@ -46,13 +51,28 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
         return torch.autograd.grad(total, list(leaves.values()))
 
 
+def _models(task: Task, layers: Named, clients: int) -> list[Named]:
+    """The layers of every model that a client trains; `clients` is 1 where they are `[C, ...]`, 0 of one alone."""
+    if not isinstance(task, MixtureTask):
+        return [layers]
+    return [{name: layer.select(clients, m) for name, layer in layers.items()} for m in range(task.components)]
+
+
+def _batch_of(task: Task, model: int, batch: Batch) -> Batch:
+    """The batch as that model sees it."""
+    if not isinstance(task, MixtureTask):
+        return batch
+    return batch._replace(weights=batch.weights[..., model], key=task.key(batch.key, model))
+
+
 def descend(task: Task, layers: Named, lr: float | Tensor, batch: Batch) -> None:
     """One step of the cohort, in place; `lr` is a number or `[C]`."""
-    for layer, gradient in zip(layers.values(), _own_gradients(task, layers, batch), strict=True):
-        if isinstance(lr, Tensor):
-            layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
-        else:
-            layer.add_(gradient, alpha=-lr)
+    for model, own in enumerate(_models(task, layers, clients=1)):
+        for layer, gradient in zip(own.values(), _own_gradients(task, own, _batch_of(task, model, batch)), strict=True):
+            if isinstance(lr, Tensor):
+                layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
+            else:
+                layer.add_(gradient, alpha=-lr)
 
 
 def run_cohort(
@@ -62,7 +82,7 @@ def run_cohort(
 
     With `graphs`, steps of the whole cohort are replayed from a captured one.
     """
-    layers = task.layout.unflatten(received)
+    layers = task.layers(received)
     captured: CapturedStep | None = None
     if graphs is None:
         layers = {name: value.clone() for name, value in layers.items()}
@@ -91,11 +111,16 @@ def difference(task: Task, layers: Named, received: Tensor) -> Tensor:
 
 def run_client(task: Task, received: Tensor, lr: float, batches: Iterator[Batch]) -> Tensor:
     """The same for one client, `[P]`."""
-    layers = {name: value.clone().requires_grad_() for name, value in task.layout.unflatten(received).items()}
-    for batch in batches:
-        with torch.enable_grad():
-            loss = _objective(task, layers, batch.inputs, batch.targets, batch.weights, batch.key)
-            gradients = torch.autograd.grad(loss, list(layers.values()))
-        for layer, gradient in zip(layers.values(), gradients, strict=True):
-            layer.detach().add_(gradient, alpha=-lr)
-    return task.layout.flatten(layers)
+    models = [
+        {name: value.clone().requires_grad_() for name, value in layers.items()}
+        for layers in _models(task, task.layers(received), clients=0)
+    ]
+    for given in batches:
+        for model, layers in enumerate(models):
+            batch = _batch_of(task, model, given)
+            with torch.enable_grad():
+                loss = _objective(task, layers, batch.inputs, batch.targets, batch.weights, batch.key)
+                gradients = torch.autograd.grad(loss, list(layers.values()))
+            for layer, gradient in zip(layers.values(), gradients, strict=True):
+                layer.detach().add_(gradient, alpha=-lr)
+    return torch.cat([task.layout.flatten(layers) for layers in models])

@@ -16,7 +16,7 @@ from turnout.local.sgd import Named
 class ClientStore:
     """Rows of client state. A client that was never stored reads zeros.
 
-    Rows live in memory up to `memory_mib` a name, beyond that in a memory-mapped temporary file.
+    Rows live in memory up to `memory_mib` in all, beyond that in memory-mapped temporary files.
     """
 
     def __init__(self, clients: int, device: str, dtype: torch.dtype, memory_mib: int) -> None:
@@ -24,16 +24,22 @@ class ClientStore:
         self._row = np.full(clients, -1, np.int64)  # where each client's rows are
         self._used = 0
         self._columns: dict[str, Tensor] = {}  # [capacity, ...]
+        self._files: dict[str, Path] = {}  # of the columns that are not in memory
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def resident(self) -> int:
+        """Bytes in memory."""
+        return sum(column.nbytes for name, column in self._columns.items() if name not in self._files)
 
     def get(self, shapes: dict[str, tuple[int, ...]], clients: NDArray[np.int64]) -> Named:
         """`[len(clients), *shape]` for each name."""
         rows = torch.as_tensor(self._row[clients])
-        stored = rows >= 0
         state = {}
         for name, shape in shapes.items():
             values = torch.zeros((len(clients), *shape), dtype=self.dtype)
-            if name in self._columns and bool(stored.any()):
+            if name in self._columns:
+                stored = (rows >= 0) & (rows < len(self._columns[name]))
                 values[stored] = self._columns[name][rows[stored]]
             state[name] = values.to(self.device)
         return state
@@ -49,23 +55,26 @@ class ClientStore:
             self._columns[name][rows] = values.to("cpu", self.dtype)
 
     def _reserve(self, name: str, shape: torch.Size) -> None:
-        column = self._columns.get(name)
+        """Room for all rows used: twice what there was, in a file where memory cannot hold both."""
+        column, file = self._columns.get(name), self._files.get(name)
         if column is not None and len(column) >= self._used:
             return
         capacity = max(16, 1 << (self._used - 1).bit_length())
         larger = self._allocate(name, (capacity, *shape))
         if column is not None:
             larger[: len(column)] = column
+        if file is not None:
+            file.unlink()
         self._columns[name] = larger
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        size = torch.Size(shape).numel() * self.dtype.itemsize
-        if size <= self.limit:
+        numbers = torch.Size(shape).numel()
+        if self.resident + numbers * self.dtype.itemsize <= self.limit and name not in self._files:
             return torch.zeros(shape, dtype=self.dtype)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="turnout-store-")
-        path = Path(self._folder.name) / f"{name}-{shape[0]}"
-        return torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=self.dtype).view(shape)
+        self._files[name] = Path(self._folder.name) / f"{name}-{shape[0]}"
+        return torch.from_file(str(self._files[name]), shared=True, size=numbers, dtype=self.dtype).view(shape)
 
     def save(self) -> Named:
         """Everything stored, as tensors."""
@@ -76,9 +85,11 @@ class ClientStore:
         """The inverse of `save`."""
         self._row = saved["row"].numpy().copy()
         self._used = int(self._row.max(initial=-1)) + 1
-        self._columns = {}
+        for file in self._files.values():
+            file.unlink()
+        self._columns, self._files = {}, {}
         for key, values in saved.items():
             if key.startswith("column."):
                 name = key.removeprefix("column.")
                 self._reserve(name, values.shape[1:])
-                self._columns[name][: self._used] = values
+                self._columns[name][: len(values)] = values

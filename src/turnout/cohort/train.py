@@ -146,14 +146,17 @@ class Cohort:
         weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
             self.plan.dtype
         )
-        local = (index, weights, weights.sum(1))
+        local = (index, weights, weights.sum(1), torch.as_tensor(jobs.keys, device=device))
         chunk = min(index.shape[1], work.batch_size)
-        received = jobs.models[torch.as_tensor(jobs.received, device=device)]
 
         def one(received: Tensor, state: Named, local: Any) -> Named:
             return work.prepare(self.task, received, state, self._client(chunk, local))
 
-        prepared: Named = vmap(one)(received, state, local)
+        prepared: Named
+        if len(jobs.models) == 1:  # layers that all share are not copied for each
+            prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
+        else:
+            prepared = vmap(one)(jobs.models[torch.as_tensor(jobs.received, device=device)], state, local)
         return prepared
 
     def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, BatchPlan | None]:
@@ -166,14 +169,33 @@ class Cohort:
         step_keys = mix(keys[:, None] ^ torch.arange(1, int(steps[0]) + 1, device=device))
         return index, counted, step_keys, batches
 
-    def _client(self, chunk: int, local: tuple[Tensor, Tensor, Tensor]) -> ClientData:
-        return ClientData(self.inputs, self.targets, *local, chunk)
+    def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
+        """Of index, weights, count and key, and the scores if any."""
+        index, weights, count, key, *scores = local
+        return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
+
+    def _scores(self, jobs: Jobs, received: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """`[C, n, ...]` the score of every sample; 0 for padding. Clients are sorted: in every chunk those that still
+        have samples are in a prefix, and only that is looked at. A model that all have received is not copied for each.
+        """
+        shared = len(jobs.models) == 1
+        score = vmap(partial(jobs.work.score, self.task), in_dims=(None if shared else 0, 0, 0))
+        wide = 3 * jobs.work.batch_size  # without gradients there is room for that
+        parts = []
+        for start in range(0, index.shape[1], wide):
+            active = int(np.flatnonzero(jobs.samples.counts > start)[-1]) + 1
+            rows = index[:active, start : start + wide]
+            samples = (_take(pool, rows) for pool in (self.inputs, self.targets))
+            values = score(jobs.models[0] if shared else received[:active], *samples)
+            parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
+        scores = torch.cat(parts, 1)
+        return torch.where(weights.view(*weights.shape, *(1,) * (scores.ndim - 2)) > 0, scores, 0.0)
 
     def _vectorised(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
         task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
         index, counts, keys, batches = self._tensors(jobs, steps)
         weights = (torch.arange(index.shape[1], device=device) < counts[:, None]).to(dtype)
-        local = (index, weights, counts.to(dtype))
+        local: tuple[Tensor, ...] = (index, weights, counts.to(dtype), torch.as_tensor(jobs.keys, device=device))
         chunk = min(index.shape[1], work.batch_size)
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
         if len(jobs.models) == 1:
@@ -212,17 +234,30 @@ class Cohort:
                 positions = batches.positions[place]
                 yield Batch(inputs, targets, batch_weights[place], positions, keys[:active, number], number)
 
-        if plain_sgd.applies(work, options):
-            together = int(steps[-1])  # steps of the whole cohort
-            graphs = self._graphs if together >= WORTH_STEPS else None
-            layers = plain_sgd.run_cohort(task, received, options.get("lr", work.lr), mini_batches(), graphs)
+        def counted(carry: Any, batch: FiveTensors, number: int) -> Tensor:
+            return work.counted(carry, Batch(*batch, number))
+
+        def counted_batches(carry: Any) -> Iterator[Batch]:
+            for batch in mini_batches():
+                own = _rows(carry, slice(len(batch.inputs)))
+                yield batch._replace(weights=vmap(counted, in_dims=(0, 0, None))(own, batch[:5], batch.number))
+
+        plain, lr = plain_sgd.applies(task, work, options), options.get("lr", work.lr)
+        together = int(steps[-1])  # steps of the whole cohort
+        graphs = self._graphs if together >= WORTH_STEPS else None
+        if plain and type(work).finish is LocalSGD.finish:
+            layers = plain_sgd.run_cohort(task, received, lr, mini_batches(), graphs)
             delta = plain_sgd.difference(task, layers, received)
             reported = vmap(report)(received, local) if work.report else {}
             return {"delta": delta, **reported}, {}, {"params": received + delta} if keep else {}
+        if type(work).score is not LocalSGD.score:
+            local = (*local, self._scores(jobs, received, index, weights))
         params, carry = vmap(start)(options, received, jobs.state, local)
+        if plain:
+            params = task.vector(plain_sgd.run_cohort(task, params, lr, counted_batches(carry), graphs))
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options
-        for batch in mini_batches():
+        for batch in mini_batches() if not plain else ():
             active = len(batch.inputs)
             if active < len(params):
                 ended.append(_rows((params, carry), slice(active, None)))
@@ -250,7 +285,10 @@ class Cohort:
             received = jobs.models[jobs.received[i]]
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
-            data = self._client(min(n, 1024), (index[i, :n], ones, counts[i]))
+            key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
+            data = self._client(min(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            if type(work).score is not LocalSGD.score:
+                data = replace(data, scores=data.scan(partial(work.score, task, received)))
 
             def mini_batches() -> Iterator[Batch]:
                 for number in range(int(steps[i])):
@@ -264,8 +302,9 @@ class Cohort:
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
             params, carry = work.start(task, received, state, data)
-            if plain_sgd.applies(work, ()):
-                params = plain_sgd.run_client(task, params, work.lr, mini_batches())
+            if plain_sgd.applies(task, work, ()):
+                counted = (batch._replace(weights=work.counted(carry, batch)) for batch in mini_batches())
+                params = plain_sgd.run_client(task, params, work.lr, counted)
             else:
                 for batch in mini_batches():
                     params, carry = work.step(task, params, carry, batch)

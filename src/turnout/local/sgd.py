@@ -51,7 +51,9 @@ class ClientData:
     index: Tensor  # [n_max] rows of the pool; beyond `count` it is padding
     weights: Tensor  # [n_max] 1 for a sample, 0 for padding
     count: Tensor  # scalar
+    key: Tensor  # int64 scalar: the randomness of this job
     chunk: int  # samples a scan looks at in one go
+    scores: Tensor | None = None  # [n_max, ...] where the work gives every sample one; 0 for padding
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Inputs, targets and weights of all samples, some at a time."""
@@ -167,11 +169,12 @@ class LocalSGD:
         return np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
 
     def busy(self, counts: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
-        """Steps and samples in time: a report that needs a pass of its own takes as long as one of the training."""
-        steps, passes = self.num_steps(counts), reports.passes(self.report)
-        if not passes:
+        """Steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as long
+        as one of the training."""
+        steps = self.num_steps(counts)
+        if not self.passes and self.gradients == 1:
             return steps, counts
-        extra = passes * self.steps_a_pass(counts)
+        extra = self.passes * self.steps_a_pass(counts) + (self.gradients - 1) * steps
         return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
@@ -190,6 +193,16 @@ class LocalSGD:
         return effective
 
     @property
+    def gradients(self) -> int:
+        """How many gradients a step takes."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """How many passes over the samples it takes besides the steps."""
+        return reports.passes(self.report)
+
+    @property
     def pull(self) -> float:
         """How strongly each step is pulled towards a fixed point, besides the gradient."""
         return self.weight_decay
@@ -202,6 +215,10 @@ class LocalSGD:
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         """What comes back, by name: it decides the upload's size."""
         return {"delta": (task.size,)}
+
+    def upload_numbers(self, task: Task) -> int:
+        """How many numbers of the payload are sent: all, unless some are known to be zero."""
+        return sum(torch.Size(shape).numel() for shape in self.payload_shapes(task).values())
 
     def sends(self, task: Task) -> dict[str, tuple[int, ...]]:
         """The payload, and what is reported beside it."""
@@ -217,11 +234,20 @@ class LocalSGD:
         """What the client keeps between its jobs, by name; created as zeros."""
         return {}
 
+    def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
+        scores of all samples in `data.scores`, which the engine knows to compute faster than a scan."""
+        raise NotImplementedError
+
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         return received, self.start_momentum(received)
 
     def start_momentum(self, params: Tensor) -> Tensor:
         return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
+
+    def counted(self, carry: Carry, batch: Batch) -> Tensor:
+        """What each sample of the batch counts."""
+        return batch.weights
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
         """Weighted mean loss of the batch."""
@@ -263,6 +289,10 @@ class LocalSGD:
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
         """What `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
         return state
+
+    def prepared_numbers(self, task: Task, samples: int) -> int:
+        """How many numbers `prepare` and `predict` hold for a client of so many samples, beside what it keeps."""
+        return 0
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""

@@ -137,13 +137,29 @@ def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) 
     return Ragged.from_owner(owner, clients)
 
 
-def dirichlet(data: Data, clients: int, seed: int, *, alpha: float, min_samples: int = 1, attempts: int = 20) -> Ragged:
+def dirichlet(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float,
+    min_samples: int = 1,
+    attempts: int = 20,
+    label_groups: int | None = None,
+) -> Ragged:
     """Label skew, every sample used exactly once: for each class y, p_y ~ Dir_N(alpha); client i gets a p_{y,i} share.
 
+    With `label_groups` the classes are thrown together at random into so many groups of about as many classes, and each
+    group is dealt like one class (CIFAR-10 in Marfoq et al., FedEM, NeurIPS 2021: three groups, alpha = 0.4).
     The shares are drawn anew, at most `attempts` times, until every client has `min_samples`; 0 allows empty clients.
     Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning, ICML 2019.
     """
     labels, classes = _labels(data, "dirichlet")
+    if label_groups is not None:
+        if not 1 <= label_groups <= classes:
+            raise UserError(f"partition dirichlet: label_groups is {label_groups}; allowed: 1 to {classes} classes")
+        place = random.permutation(random.key(seed, "partition label group"), classes)
+        labels, classes = (place * label_groups // classes)[labels], label_groups
     _enough(len(labels), clients)
     _positive_alpha("dirichlet", alpha)
     order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
@@ -227,6 +243,57 @@ def dirichlet_equal(
     return Ragged(offsets, values)
 
 
+def pachinko(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float = 0.4,
+    beta: float = 10.0,
+    samples: int | None = None,
+    superclasses: ArrayLike | None = None,
+) -> Ragged:
+    """Label skew by superclass: client i draws a mixture Dir(alpha) of superclasses and in each a mixture Dir(beta) of
+    its classes; each of its `samples` (default: n // N) is a superclass, then a class, then a sample nobody has yet.
+
+    Clients are served in turn. A class that is used up, and a superclass all of whose classes are, is drawn no more.
+    `superclasses` gives that of every class; without it the dataset must know (CIFAR-100 does).
+    Reference: Li, McCallum, Pachinko Allocation, ICML 2006, as in Reddi et al., Adaptive Federated Optimization, ICLR
+    2021, appendix F.
+    """
+    labels, classes = _labels(data, "pachinko")
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        _positive_alpha("pachinko", value, name)
+    each = len(labels) // max(1, clients) if samples is None else samples
+    if not (clients >= 1 and each >= 1 and clients * each <= len(labels)):
+        raise UserError(f"partition pachinko: {each} samples for each of {clients} clients; {len(labels)} exist")
+    parent = _superclasses(data, classes, superclasses)
+    family = np.eye(parent.max() + 1)[parent]  # [C, S] 1 where a class is in a superclass
+    ids = np.arange(clients)
+    coarse = _dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
+    fine = np.maximum(_dirichlet(random.key(seed, "partition class", ids), classes, beta), np.finfo(float).tiny)
+    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    supply = np.bincount(labels, minlength=classes)
+    start, used = np.cumsum(supply) - supply, np.zeros(classes, np.int64)
+    rows = []
+    for client in range(clients):
+        row: list[IntArray] = []
+        while (missing := each - sum(map(len, row))) > 0:
+            left = fine[client] * (used < supply)
+            among = left @ family  # [S]
+            shares = np.maximum(coarse[client], np.finfo(float).tiny) * (among > 0)
+            chance = np.cumsum(left / np.where(among > 0, among, 1)[parent] * shares[parent])
+            luck = random.uniform(random.key(seed, "partition pachinko", client, len(row)), missing)
+            drawn = np.minimum(np.searchsorted(chance, luck * chance[-1], "right"), np.flatnonzero(left)[-1])
+            taken = used[drawn] + _times_before(drawn, classes)
+            short = np.flatnonzero(taken >= supply[drawn])  # from there on the mixture is another
+            end = short[0] if len(short) else missing
+            row.append(order[(start[drawn] + taken)[:end]])
+            used += np.bincount(drawn[:end], minlength=classes)
+        rows.append(np.concatenate(row))
+    return Ragged.from_rows(rows)
+
+
 def split(rows: Ragged, test_fraction: float, seed: int) -> tuple[Ragged, Ragged]:
     """(train, test) of every client: round(test_fraction * n_i) of its samples are for testing, at most n_i - 1.
 
@@ -249,7 +316,7 @@ def split(rows: Ragged, test_fraction: float, seed: int) -> tuple[Ragged, Ragged
 
 PARTITIONS: dict[str, Callable[..., Ragged]] = {
     function.__name__: function
-    for function in (iid, gaussian_sizes, natural, one_class, shards, dirichlet, dirichlet_equal)
+    for function in (iid, gaussian_sizes, natural, one_class, shards, dirichlet, dirichlet_equal, pachinko)
 }
 
 
@@ -272,14 +339,33 @@ def _labels(data: Data, partition: str, part: Part = "train") -> tuple[IntArray,
     return labels, classes
 
 
+def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray:
+    """`[C]` the superclass of every class."""
+    known = data.facts.get("coarse_of_fine") if isinstance(data, Dataset) else None
+    if given is None and known is None:
+        raise UserError("partition pachinko: superclasses are not known; give that of every class, or use dirichlet")
+    parent = np.asarray(known if given is None else given, np.int64)
+    if parent.shape != (classes,) or parent.min() < 0:
+        raise UserError(f"partition pachinko: superclasses must be {classes} numbers of at least 0, one a class")
+    return parent
+
+
+def _times_before(values: IntArray, count: int) -> IntArray:
+    """How often each value (below `count`) has occurred before."""
+    order, rank = _by_class(values, count, np.arange(len(values)))
+    times = np.empty(len(values), np.int64)
+    times[order] = rank
+    return times
+
+
 def _enough(samples: int, clients: int) -> None:
     if not 1 <= clients <= samples:
         raise UserError(f"partition: {clients} clients for {samples} samples; allowed: 1 to {samples}")
 
 
-def _positive_alpha(partition: str, alpha: float) -> None:
+def _positive_alpha(partition: str, alpha: float, name: str = "alpha") -> None:
     if not 0 < alpha < np.inf:
-        raise UserError(f"partition {partition}: alpha is {alpha}; it must be positive and finite")
+        raise UserError(f"partition {partition}: {name} is {alpha}; it must be positive and finite")
 
 
 def _refuse(bad: NDArray[np.bool_], partition: str, complaint: str) -> None:

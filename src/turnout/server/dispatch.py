@@ -60,7 +60,7 @@ class Dispatch:
         """Bytes of that many parameters on the wire."""
         if self.population.model_bytes is None:
             return numbers * self.task.initial.element_size()
-        return round(self.population.model_bytes * numbers / self.task.size)
+        return round(self.population.model_bytes * numbers / self.task.layout.size)
 
     def bytes_down(self, work: LocalSGD) -> int:
         return self._wire_bytes(work.download_numbers(self.task))
@@ -71,7 +71,8 @@ class Dispatch:
             sum(torch.Size(shape).numel() for shape in shapes.values())
             for shapes in (work.payload_shapes(self.task), work.sends(self.task))
         )
-        return self._wire_bytes(payload) + (everything - payload) * self.task.initial.element_size()
+        reported = (everything - payload) * self.task.initial.element_size()
+        return self._wire_bytes(work.upload_numbers(self.task)) + reported
 
     def durations(self, work: LocalSGD) -> Durations:
         if self._durations is None or self._durations[0] is not work:

@@ -152,6 +152,7 @@ class Server:
         self._staleness: list[int] = []
         self._ended: list[Job] = []
         self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
+        self._notes: dict[str, float] = {}  # what the algorithm says of this round
         self._evaluators = self._prepare_evaluation()
 
     # -- reaching clients: a subclass knows how ---------------------------------------------------------------
@@ -324,8 +325,9 @@ class Server:
             "weight": math.fsum(self._weights),
             "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
             "staleness_max": max(contributed, default=0),
+            **self._notes,
         }
-        self._weights, self._staleness, self._ended = [], [], []
+        self._weights, self._staleness, self._ended, self._notes = [], [], [], {}
         self._tally = dict.fromkeys(self._tally, 0)
         last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
         if last or self.evaluation.due(self.version, self.now, self._evaluated_at):
@@ -347,6 +349,10 @@ class Server:
         ] += 1
         self._tally["bytes_down"] += job.bytes[0]
         self._tally["bytes_up"] += job.bytes[1]
+
+    def note(self, **facts: float) -> None:
+        """Add columns to this round's row of the history."""
+        self._notes |= facts
 
     def log(self, kind: str, **facts: Any) -> None:
         """Nothing is silent."""

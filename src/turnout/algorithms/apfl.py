@@ -1,0 +1,42 @@
+"""APFL: every client mixes the global model with one of its own.
+
+Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.personalised import Personalised
+from turnout.errors import UserError
+from turnout.local.interpolated import InterpolatedSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+
+@dataclass
+class APFL(Personalised):
+    """The global model w is FedAvg's. Client i serves the model `alpha v_i + (1 - alpha) w`, where v_i follows the
+    gradient of that mixture in the same jobs. With alpha = 0 that is FedAvg, with alpha = 1 local training; `adaptive`
+    lets every client find its own alpha by gradient steps, from the given one. For a client never seen w is frozen and
+    v begins there.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise UserError(f"algorithm.alpha: {self.alpha} must be from 0 to 1")
+
+    def work(self, server: Server) -> LocalSGD:
+        return self.predictor()
+
+    def predictor(self) -> InterpolatedSGD:
+        return InterpolatedSGD.extend(self.local, alpha=self.alpha, adaptive=self.adaptive)
+
+    def adaptation(self, unseen: bool) -> InterpolatedSGD | None:
+        if not unseen:
+            return None
+        return InterpolatedSGD.extend(self.tuning, alpha=self.alpha, adaptive=self.adaptive, frozen=True)

@@ -1,0 +1,40 @@
+"""Ditto: beside the global model every client keeps one of its own, pulled towards the global one.
+
+Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.personalised import Personalised
+from turnout.errors import UserError
+from turnout.local.pulled import DittoSGD, PulledSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+
+@dataclass
+class Ditto(Personalised):
+    """The global model w is FedAvg's. In the same jobs, and on the same mini-batches, client i also does
+
+        v_i <- v_i - lr (grad L_i(v_i) + mu (v_i - w))
+
+    and serves v_i. With mu = 0 that is local training; a large mu leaves w. A client never seen begins at v = w.
+    """
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+
+    def work(self, server: Server) -> LocalSGD:
+        return self.predictor()
+
+    def predictor(self) -> DittoSGD:
+        return DittoSGD.extend(self.local, mu=self.mu)
+
+    def adaptation(self, unseen: bool) -> PulledSGD | None:
+        return PulledSGD.extend(self.tuning, mu=self.mu) if unseen else None

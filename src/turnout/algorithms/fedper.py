@@ -1,0 +1,36 @@
+"""FedPer: a shared body, and a head that every client keeps to itself.
+
+Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers", 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.personalised import Personalised
+from turnout.local.head import HeadSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+
+@dataclass
+class FedPer(Personalised):
+    """Clients train body and head together, and only the body is sent and averaged. `head` names the layers that make
+    up the head, with commas between; without, it is the last fully connected one. A client never seen trains a head on
+    the body as it is.
+    """
+
+    head: str = ""
+
+    def work(self, server: Server) -> LocalSGD:
+        return self.predictor()
+
+    def predictor(self) -> HeadSGD:
+        return HeadSGD.extend(self.local, head=self.head)
+
+    def adaptation(self, unseen: bool) -> HeadSGD | None:
+        if not unseen:
+            return None
+        return HeadSGD.extend(self.local, head=self.head, head_epochs=self.tuning_epochs).bind(
+            {"epochs": 0, "steps": None}
+        )

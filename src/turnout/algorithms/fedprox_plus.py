@@ -1,0 +1,16 @@
+"""FedProx+: FedProx's global model, fine-tuned by every client on its own data before it is used.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, with the last step of FedAvg+.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.fedavg_plus import FedAvgPlus
+from turnout.algorithms.fedprox import FedProx
+
+
+@dataclass
+class FedProxPlus(FedProx, FedAvgPlus):
+    """Trains as FedProx, serves as FedAvg+: nothing holds a client back in its last passes."""

@@ -1,0 +1,63 @@
+"""IFCA: as many models as there are clusters, and clients that find out by themselves which one is theirs.
+
+Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning", NeurIPS 2020, algorithm 1
+(model averaging).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.errors import UserError
+from turnout.local.clusters import ClusterModel, ClusterSGD
+from turnout.local.sgd import LocalSGD
+from turnout.population.durations import Durations
+from turnout.sampling.sampler import IntArray, Selection
+from turnout.server.policy import Policy
+from turnout.server.server import ModelChoice, Server
+from turnout.server.updates import Updates
+
+
+@dataclass
+class IFCA(FedAvg):
+    """Clients are sent all `clusters` models and train the one of the least loss on their samples. The server moves
+    each by the weighted mean of what its clients changed; one that nobody chose stays. A client, also one never seen,
+    serves the model of the least loss on its training samples. The server's own model is the mean of all.
+    """
+
+    clusters: int = 2
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clusters < 1:
+            raise UserError(f"algorithm.clusters: {self.clusters} must be at least 1")
+
+    def begin(self, server: Server) -> None:
+        self.models = server.task.initials(self.clusters)
+        server.model = self.models.mean(0)
+
+    def invitation(self, server: Server, clients: IntArray) -> tuple[LocalSGD, ModelChoice]:
+        return ClusterSGD.extend(self.local, models=self.models), server.model
+
+    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
+        updates = server.finite(updates)
+        weights = self.weights(server, updates, chosen)
+        if len(updates):
+            cluster = updates["cluster"].long()
+            mine = cluster.cpu().numpy()
+            weights = weights / np.maximum(np.bincount(mine, weights), np.finfo(float).tiny)[mine]
+            share = torch.as_tensor(self.server_lr * weights).to(self.models)
+            self.models = self.models.index_add(0, cluster, share[:, None] * updates.deltas)
+        server.step(updates, weights / self.clusters)
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        return None  # its work takes longer than that of FedAvg
+
+    def adaptation(self, unseen: bool) -> ClusterModel | None:
+        return ClusterModel(models=self.models) if len(self.models) else None

@@ -1,0 +1,51 @@
+"""kNN-Per: a global model, and at every client a memory of its own samples that has a say in each prediction.
+
+Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization", ICML 2022; algorithm 12 in
+Marfoq's thesis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.local.knn import MemoryOfSamples
+from turnout.personal.datastore import check_capacity
+from turnout.personal.knn import KNN
+from turnout.server.server import Server
+
+
+@dataclass
+class KNNPer(FedAvg):
+    """Trains as FedAvg (with the sampler `fill`, as printed). A client, also one that never trained, then represents
+    its training samples by what `layer` of the global model gives (None: what the last fully connected layer is given),
+    keeps as many as its `capacity` allows (a share from 0.0 to 1.0 or a whole number; None: all), and serves
+    lambda * vote of the `k` nearest + (1 - lambda) * global model. See `turnout.personal.knn.KNN` for the `kernel`, its
+    `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. Measured on
+    training samples, a memory finds those very samples in it."""
+
+    k: int = 10
+    kernel: str = "laplace"
+    scale: float = 1.0
+    layer: str | None = None
+    capacity: float | int | None = None
+    tune: str = "grid"
+    fraction: float = 0.2
+    interpolation: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.knn.check("algorithm")
+        check_capacity("algorithm.capacity", self.capacity)
+
+    @property
+    def knn(self) -> KNN:
+        """How neighbours vote."""
+        return KNN(self.k, self.kernel, self.scale, self.tune, self.fraction, self.interpolation)
+
+    def begin(self, server: Server) -> None:
+        if self.capacity == 0:
+            server.log("empty_memory", why="with a capacity of 0 the global model serves alone")
+
+    def adaptation(self, unseen: bool) -> MemoryOfSamples:
+        return MemoryOfSamples.extend(self.local, knn=self.knn, layer=self.layer, capacity=self.capacity)

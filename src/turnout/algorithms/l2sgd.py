@@ -1,0 +1,60 @@
+"""L2SGD, loopless local gradient descent: personal models drawn towards their average, at moments left to chance.
+
+Hanzely and Richtárik, "Federated learning of a mixture of global and local models", 2020, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from turnout import random
+from turnout.algorithms.personalised import Personalised
+from turnout.errors import UserError
+from turnout.local.loopless import LooplessSGD
+from turnout.local.own import KeptModelSGD
+from turnout.local.pulled import PulledSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+
+@dataclass
+class L2SGD(Personalised):
+    """Minimises `sum_i p_i (L_i(x_i) + mu/2 |x_i - average|^2)`. A coin is thrown for all clients at once:
+
+        with probability 1 - p   x_i <- x_i - lr / (1 - p) grad L_i(x_i),
+        with probability p       x_i <- x_i - lr mu / p (x_i - average),        p = `communication`.
+
+    A round is a run of the second, which leaves the average as it is, and a run of the first after it: as many steps as
+    come before the next time to communicate, whatever the local epochs are. A client never seen solves for x once, the
+    average being what it is.
+    """
+
+    mu: float = 0.1
+    communication: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.communication < 1:
+            raise UserError(f"algorithm.communication: {self.communication} must be above 0 and below 1")
+        most = self.communication / self.local.lr if self.local.lr else math.inf
+        if not 0 <= self.mu <= most:
+            raise UserError(f"algorithm.mu: {self.mu} must be from 0 to communication / lr = {most:g}")
+
+    def work(self, server: Server) -> LocalSGD:
+        pulls, steps = self.coins(server)
+        local = self.local.at(server.version)
+        keep = (1 - local.lr * self.mu / self.communication) ** pulls
+        return LooplessSGD.extend(local, keep=keep).bind({"lr": local.lr / (1 - self.communication), "steps": steps})
+
+    def coins(self, server: Server) -> tuple[int, int]:
+        """How many throws of each kind this round has, at least one: two geometric draws."""
+        pull, step = random.uniform(random.key(server.seed, "coins", server.version), 2)
+        p = self.communication
+        return 1 + int(math.log1p(-pull) / math.log(p)), 1 + int(math.log1p(-step) / math.log1p(-p))
+
+    def predictor(self) -> KeptModelSGD:
+        return KeptModelSGD.extend(self.local)
+
+    def adaptation(self, unseen: bool) -> PulledSGD | None:
+        return PulledSGD.extend(self.tuning, mu=self.mu) if unseen else None

@@ -1,0 +1,56 @@
+"""pFedMe: personal models as proximal points of a global one, which descends their Moreau envelopes.
+
+Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.personalised import Personalised
+from turnout.errors import UserError, check_positive, unknown
+from turnout.local.moreau import MoreauSGD
+from turnout.local.own import KeptModelSGD
+from turnout.local.pulled import PulledSGD
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+
+VARIANTS = ("moreau", "averaged")
+
+
+@dataclass
+class PFedMe(Personalised):
+    """`moreau`: on every mini-batch client i nears theta_i = argmin L_i(theta) + mu/2 |theta - w_i|^2 in `inner_steps`,
+    then moves its copy of the global model, `w_i <- w_i - outer_lr mu (w_i - theta_i)`; the server averages the w_i
+    (`server_lr` is the paper's beta) and the client serves theta_i.
+
+    `averaged`, the variant of the comparisons in Marfoq's thesis: the clients train their own models theta_i, each
+    pulled by mu towards the global one, which is the average of those. With mu = 0 that is local training.
+
+    A client never seen solves for theta once, from the global model.
+    """
+
+    mu: float = 1.0
+    variant: str = "moreau"
+    outer_lr: float = 0.1
+    inner_steps: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+        if self.variant not in VARIANTS:
+            raise unknown("algorithm.variant", self.variant, VARIANTS)
+        for name in ("outer_lr", "inner_steps"):
+            check_positive(f"algorithm.{name}", getattr(self, name))
+
+    def work(self, server: Server) -> LocalSGD:
+        return self.predictor()
+
+    def predictor(self) -> KeptModelSGD:
+        if self.variant == "averaged":
+            return PulledSGD.extend(self.local, mu=self.mu)
+        return MoreauSGD.extend(self.local, mu=self.mu, outer_lr=self.outer_lr, inner_steps=self.inner_steps)
+
+    def adaptation(self, unseen: bool) -> PulledSGD | None:
+        return PulledSGD.extend(self.tuning, mu=self.mu) if unseen else None

@@ -1,0 +1,84 @@
+"""Clients that choose among several models.
+
+Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning", NeurIPS 2020, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
+from turnout.task import Task
+
+
+def best(task: Task, models: Tensor, data: ClientData) -> Tensor:
+    """Which of the models `[C, P]` has the least loss on the client's samples."""
+    losses = [data.scan(partial(task.losses, model)).sum() for model in models.unbind()]
+    return torch.stack(losses).argmin()
+
+
+def pick(models: Tensor, cluster: Tensor) -> Tensor:
+    """`[P]` the model of a cluster."""
+    return models.index_select(0, cluster.long().view(1))[0]
+
+
+@dataclass(frozen=True)
+class ClusterModel(LocalSGD):
+    """No training: a client serves the model of the cluster it is known to be in, or after `prepare` the best one."""
+
+    lr: float = 0.0
+    steps: int | None = 0
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {"cluster": ()}
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        return {}, state
+
+    def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
+        return {"cluster": best(task, self.models, data)}
+
+    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
+        return task.outputs(pick(self.models, state["cluster"]), inputs)
+
+
+@dataclass(frozen=True)
+class ClusterSGD(LocalSGD):
+    """Local SGD from the best of several models, which are sent instead of one; the client says which that was."""
+
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
+
+    @property
+    def passes(self) -> int:
+        return super().passes + len(self.models)
+
+    def download_numbers(self, task: Task) -> int:
+        return self.models.numel()
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {"delta": (task.size,), "cluster": ()}
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
+        cluster = best(task, self.models, data)
+        return pick(self.models, cluster), (cluster, self.start_momentum(received))
+
+    def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
+        cluster, velocity = carry
+        params, velocity = self.descend(params, self.gradient(task, params, carry, batch), velocity)
+        return params, (cluster, velocity)
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        cluster, _ = carry
+        return {"delta": params - pick(self.models, cluster), "cluster": cluster.to(params)}, {}

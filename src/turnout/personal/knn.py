@@ -1,0 +1,155 @@
+"""Prediction by a client's own most similar samples, mixed with what the global model says.
+
+Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization", ICML 2022. Over the k
+stored samples whose representations z are nearest to the query's, at distances d:
+
+    local(x)[y]  =  sum over neighbours with label y of w  /  sum over all k of w
+    h(x)         =  lambda local(x) + (1 - lambda) global(x)                           of probabilities, never of logits
+
+with w = exp(-d / scale) (`laplace`, as printed), exp(-d^2 / (scale p)) for keys of p numbers (`gaussian`, as in the
+authors' experiments) or 1 (`uniform`). For a regression the vote is the mean of the neighbours' values under the same
+weights. The functions here are for one client and work under `vmap`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnout.errors import UserError, check_positive, unknown
+
+KERNELS = ("laplace", "gaussian", "uniform")
+TUNINGS = ("grid", "loglik")
+GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+SMALLEST = 1e-12  # probability, where its logarithm is asked for
+QUERIES_AT_ONCE = 128
+POSITION = (1 << 24) - 1  # the bits of a squared distance that give way to a position
+SAME = 1e-15  # squared distance over the squared norm of the query that is rounding, not distance
+
+
+def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`[B, k]` distances from the queries `[B, p]` to the nearest of the keys `[n, p]`, in order, and their positions.
+
+    Among keys as near as each other the first comes first, on every device: the position takes the place of the lowest
+    bits of the squared distance, a float64, which is then sorted as an integer. That leaves differences of 2^-28 to
+    tell. Of fewer than k keys all are returned. Keys that `stored` `[n]` denies are infinitely far.
+    """
+    if len(keys) > POSITION:
+        raise UserError(f"capacity: a search among {len(keys)} samples; at most {POSITION} can be told apart")
+    wide = keys.double()
+    norms = wide.square().sum(1)
+    if stored is not None:
+        norms = torch.where(stored, norms, torch.inf)
+    position = torch.arange(len(keys), device=keys.device)
+    found = []
+    for part in torch.split(queries.double(), QUERIES_AT_ONCE):
+        own = part.square().sum(1, keepdim=True)
+        squares = torch.maximum((norms + own).sub(part @ wide.T, alpha=2), SAME * own)
+        packed = squares.view(torch.int64).bitwise_and_(~POSITION).bitwise_or_(position)
+        found.append(packed.topk(min(k, len(keys)), largest=False).values)
+    packed, own = torch.cat(found), queries.double().square().sum(1, keepdim=True)
+    squares = (packed & ~POSITION).view(torch.float64)
+    return torch.where(squares > SAME * own, squares, 0).sqrt().to(keys.dtype), packed & POSITION
+
+
+@dataclass(frozen=True)
+class KNN:
+    """How neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction` of
+    its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the smallest
+    of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes `interpolation`."""
+
+    k: int = 10
+    kernel: str = "laplace"
+    scale: float = 1.0
+    tune: str = "grid"
+    fraction: float = 0.2
+    interpolation: float = 0.5
+
+    def check(self, section: str) -> None:
+        """Raise a `UserError` that names the option."""
+        if self.k < 1:
+            raise UserError(f"{section}.k: {self.k} must be at least 1")
+        check_positive(f"{section}.scale", self.scale)
+        for name, allowed in (("kernel", KERNELS), ("tune", TUNINGS)):
+            if getattr(self, name) not in allowed:
+                raise unknown(f"{section}.{name}", getattr(self, name), allowed)
+        if not 0 <= self.fraction < 1:
+            raise UserError(f"{section}.fraction: {self.fraction} must be at least 0 and below 1")
+        if not 0 <= self.interpolation <= 1:
+            raise UserError(f"{section}.interpolation: {self.interpolation} must be between 0 and 1")
+
+    def held_back(self, samples: int) -> int:
+        """How many of a client's samples lambda is tuned on: at least one is held back and one left, of two or more."""
+        return min(max(1, round(self.fraction * samples)), samples - 1) if self.fraction and samples > 1 else 0
+
+    def weights(self, distances: Tensor, size: int) -> Tensor:
+        """`[B, k]` of neighbours with keys of `size` numbers, nearest first; they sum to 1, or to 0 where there are
+        none. Relative to the nearest, so that nothing underflows."""
+        apart = distances.square() / size if self.kernel == "gaussian" else distances
+        further = torch.zeros_like(apart) if self.kernel == "uniform" else (apart - apart[:, :1]) / self.scale
+        weights = torch.where(distances == torch.inf, 0, torch.exp(-further))
+        return weights / weights.sum(1, keepdim=True).clamp(min=1)
+
+    def vote(self, weights: Tensor, values: Tensor, outputs: int) -> Tensor:
+        """`[B, outputs]` by neighbours `[B, k]` that know these values: probabilities of classes, or `[B, k, ...]` real
+        values and their mean."""
+        if values.is_floating_point():
+            return (weights[..., None] * values.reshape(*weights.shape, outputs)).sum(1)
+        return weights.new_zeros(len(weights), outputs).scatter_add(1, values, weights)
+
+    def local(
+        self, keys: Tensor, values: Tensor, queries: Tensor, outputs: int, stored: Tensor | None = None
+    ) -> Tensor:
+        """`[B, outputs]` what the stored samples alone say of the queries."""
+        distances, positions = nearest(keys, queries, self.k, stored)
+        return self.vote(self.weights(distances, keys.shape[1]), values[positions], outputs)
+
+    def tuned(self, local: Tensor, served: Tensor, values: Tensor, real: Tensor) -> Tensor:
+        """The best lambda for samples with these values, of which the neighbours say `local` and the global model
+        `served` `[m, outputs]`; those that are not `real` `[m]` do not count."""
+        if self.tune == "loglik":
+            if values.is_floating_point():
+                raise UserError("algorithm.tune: loglik needs class labels; a regression is tuned by grid")
+            a, b = (part.gather(1, values[:, None])[:, 0] for part in (local, served))
+            return likeliest(a, b, real).to(served.dtype)
+        scores = torch.stack(
+            [torch.where(real, score(mixed(local, served, each), values), 0).sum() for each in GRID],
+        )
+        return torch.where(scores >= scores.max(), scores.new_tensor(GRID), torch.inf).min()
+
+
+def flat(values: Tensor) -> Tensor:
+    """`[B, numbers of a sample]`."""
+    return values.unsqueeze(-1).flatten(1)
+
+
+def mixed(local: Tensor, served: Tensor, interpolation: float | Tensor) -> Tensor:
+    """lambda local + (1 - lambda) served."""
+    return interpolation * local + (1 - interpolation) * served
+
+
+def score(predicted: Tensor, values: Tensor) -> Tensor:
+    """`[B]` 1 for the right class and 0 for a wrong one; of a regression minus the squared error."""
+    if values.is_floating_point():
+        return -(predicted - values.view_as(predicted)).square().mean(1)
+    return (predicted.argmax(1) == values).to(predicted.dtype)
+
+
+def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
+    """The lambda that maximises sum log(lambda a + (1 - lambda) b), a and b being the two probabilities `[m]` of what
+    was true: concave, so the zero of its slope, or an end. It is 0 just if mean(a / b) <= 1, and 1 just if mean(b / a)
+    <= 1 (and not both)."""
+    a, b = (part.double().clamp(min=SMALLEST) for part in (local, served))
+
+    def slope(at: Tensor) -> Tensor:
+        return torch.where(real, (a - b) / mixed(a, b, at), 0).sum()
+
+    low, high = a.new_zeros(()), a.new_ones(())
+    ends = slope(low) <= 0, slope(high) >= 0
+    for _ in range(50):
+        middle = (low + high) / 2
+        rising = slope(middle) > 0
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    return torch.where(ends[0], 0, torch.where(ends[1], 1, middle))
