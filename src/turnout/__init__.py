@@ -5,6 +5,7 @@ from turnout.algorithms.algorithm import Algorithm
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.centralised import Centralised
 from turnout.algorithms.cfcfm import CFCFM
+from turnout.algorithms.dpasgd import DPASGD
 from turnout.algorithms.fedadagrad import FedAdagrad
 from turnout.algorithms.fedadam import FedAdam
 from turnout.algorithms.fedasync import FedAsync
@@ -18,6 +19,8 @@ from turnout.algorithms.fednova import FedNova
 from turnout.algorithms.fedprof import FedProf
 from turnout.algorithms.fedprox import FedProx
 from turnout.algorithms.fedyogi import FedYogi
+from turnout.algorithms.hierfavg import HierFAVG
+from turnout.algorithms.hybridfl import HybridFL
 from turnout.algorithms.local import Local
 from turnout.algorithms.mifa import Mifa
 from turnout.algorithms.robust_fedavg import RobustFedAvg
@@ -27,6 +30,7 @@ from turnout.algorithms.safa import Safa
 from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
 from turnout.cohort.plan import Plan
+from turnout.decentral.network import Exchange, Network, Overlay
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
@@ -35,6 +39,7 @@ from turnout.population.availability import Always, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
 from turnout.population.links import Links
 from turnout.population.population import Population
+from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 from turnout.population.traces import Trace
 from turnout.run import Experiment, Result, execute, simulate
@@ -67,12 +72,13 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "AFL", "CFCFM", "CURRENT", "F3AST", "KEEP", "MD", "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli",
-    "Binomial", "CAFed", "Centralised", "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Diurnal",
-    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgRP", "FedBuff",
-    "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill", "Full", "Grouped", "Links", "Local",
-    "LocalSGD", "Markov", "Mifa", "MoreAvailable", "Observer", "Oort", "Optimal", "Plan", "PoissonBinomial",
-    "Policy", "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg", "RobustFedProx",
+    "AFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "KEEP", "MD", "AdaFed", "Algorithm", "Always", "AsyncFedAvg",
+    "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredSimilarity", "ClusteredSize", "Crashes",
+    "Detection", "Diurnal", "Evaluation", "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
+    "FedAvgM", "FedAvgRP", "FedBuff", "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill",
+    "Full", "Grouped", "HierFAVG", "HybridFL", "Links", "Local", "LocalSGD", "Markov", "Mifa", "MoreAvailable",
+    "Network", "Observer", "Oort", "Optimal", "Overlay", "Plan", "PoissonBinomial", "Policy", "Population",
+    "Power", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg", "RobustFedProx",
     "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation", "Stopping", "Target",
     "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary", "datasets", "devices", "execute", "models",
     "partition", "rehearse", "schedule", "simulate",

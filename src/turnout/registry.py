@@ -16,7 +16,7 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
-_BASES = ("algorithm", "arrivals", "clusters", "presence", "sampler", "statistics")  # what the files build on
+_BASES = ("algorithm", "arrivals", "clusters", "presence", "regional", "sampler", "statistics")  # built on
 
 
 def names(kind: str) -> list[str]:
