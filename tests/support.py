@@ -26,6 +26,7 @@ from turnout import (
     devices,
     registry,
 )
+from turnout.population.power import Power
 from turnout.random import key, normal
 
 SIZES = (3, 17, 8, 1, 25, 10, 6, 12)
@@ -196,6 +197,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "apfl": {"adaptive": True},
     "fedbuff": {"buffer_size": 3},
     "fedcs": {"deadline": 2.0},
+    "hierfavg": {"deadline": 2.0, "fraction": 0.5, "cloud_interval": 2},
+    "hybridfl": {"deadline": 2.0, "fraction": 0.4},
     "fedprof": {"clients_per_round": 4, "reference": normal(key(1, "test reference"), 100).reshape(20, 5)},
     "fedrep": {"head_epochs": 2},
     "pfedme": {"inner_steps": 2},
@@ -217,9 +220,11 @@ ALGORITHMS = [*registry.names("algorithm"), *EXERCISES]
 
 WORLD: dict[str, Any] = {
     "devices": devices.lognormal(0.5, 0.7),
-    "links": turnout.Links(down=1e5, up=1e5, latency=0.01, server=1e6),
+    "links": turnout.Links(down=1e5, up=1e5, latency=0.01, server=1e6, backhaul=1e5),
     "availability": turnout.Bernoulli(0.8),
     "crashes": turnout.Crashes(0.15),
+    "regions": np.array([0, 1, 0, 1, 0, 0, 1, 0]),
+    "power": Power(np.linspace(0.5, 2.0, len(SIZES))),
 }
 
 

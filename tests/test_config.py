@@ -197,7 +197,7 @@ def test_own_things_by_dotted_name() -> None:
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_algorithm_by_name(name: str) -> None:
     """Options are found through inheritance, whichever module a field was declared in."""
-    required = {"deadline": 2.0} if name == "fedcs" else {}
+    required = {"deadline": 2.0} if name in ("fedcs", "hierfavg", "hybridfl") else {}
     experiment, _, complete = config.build(settings(algorithm={"name": name, **required}))
     assert type(experiment.algorithm) is registry.find("algorithm", name)
     assert complete["algorithm"]["name"] == name

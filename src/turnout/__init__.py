@@ -2,9 +2,14 @@
 
 from turnout import datasets, models
 from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms.apfl import APFL
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.centralised import Centralised
 from turnout.algorithms.cfcfm import CFCFM
+from turnout.algorithms.clustered_fl import ClusteredFL
+from turnout.algorithms.d_fedem import DFedEM
+from turnout.algorithms.ditto import Ditto
+from turnout.algorithms.dpasgd import DPASGD
 from turnout.algorithms.fedadagrad import FedAdagrad
 from turnout.algorithms.fedadam import FedAdam
 from turnout.algorithms.fedasync import FedAsync
@@ -14,13 +19,24 @@ from turnout.algorithms.fedavg_rp import FedAvgRP
 from turnout.algorithms.fedavgm import FedAvgM
 from turnout.algorithms.fedbuff import FedBuff
 from turnout.algorithms.fedcs import FedCS
+from turnout.algorithms.fedem import FedEM
 from turnout.algorithms.fedfix import FedFix
 from turnout.algorithms.fednova import FedNova
+from turnout.algorithms.fedper import FedPer
 from turnout.algorithms.fedprof import FedProf
 from turnout.algorithms.fedprox import FedProx
+from turnout.algorithms.fedprox_plus import FedProxPlus
+from turnout.algorithms.fedrep import FedRep
 from turnout.algorithms.fedyogi import FedYogi
+from turnout.algorithms.hierfavg import HierFAVG
+from turnout.algorithms.hybridfl import HybridFL
+from turnout.algorithms.ifca import IFCA
+from turnout.algorithms.knn_per import KNNPer
+from turnout.algorithms.l2sgd import L2SGD
 from turnout.algorithms.local import Local
 from turnout.algorithms.mifa import Mifa
+from turnout.algorithms.mocha import Mocha
+from turnout.algorithms.pfedme import PFedMe
 from turnout.algorithms.robust_fedavg import RobustFedAvg
 from turnout.algorithms.robust_fedprox import RobustFedProx
 from turnout.algorithms.robust_momentum import RobustMomentum
@@ -28,14 +44,17 @@ from turnout.algorithms.safa import Safa
 from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
 from turnout.cohort.plan import Plan
+from turnout.decentral.network import Exchange, Network, Overlay
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
+from turnout.personal.personaliser import KNNPersonaliser
 from turnout.population import adversary, devices, partition
 from turnout.population.availability import Always, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
 from turnout.population.links import Links
 from turnout.population.population import Population
+from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 from turnout.population.traces import Trace
 from turnout.run import Experiment, Result, execute, simulate
@@ -68,13 +87,15 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "AFL", "CFCFM", "CURRENT", "F3AST", "KEEP", "MD", "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli",
-    "Binomial", "CAFed", "Centralised", "ClusteredSimilarity", "ClusteredSize", "Crashes", "Detection", "Diurnal",
-    "Evaluation", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
-    "FedBuff", "FedCS", "FedFix", "FedNova", "FedProf", "FedProx", "FedYogi", "Fill", "Full", "Grouped", "Links",
-    "Local", "LocalSGD", "Markov", "Mifa", "MoreAvailable", "Observer", "Oort", "Optimal", "Plan",
-    "PoissonBinomial", "Policy", "Population", "PowerOfChoice", "Ragged", "Renormalised", "Result", "RobustFedAvg",
-    "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server", "Simulation",
-    "Stopping", "Target", "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary", "datasets", "devices",
-    "execute", "models", "partition", "rehearse", "schedule", "simulate",
+    "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "IFCA", "KEEP", "L2SGD", "MD", "AdaFed", "Algorithm",
+    "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredFL", "ClusteredSimilarity",
+    "ClusteredSize", "Crashes", "DFedEM", "Detection", "Ditto", "Diurnal", "Evaluation", "Exchange", "Experiment",
+    "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP", "FedBuff", "FedCS",
+    "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep", "FedYogi", "Fill",
+    "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local", "LocalSGD", "Markov",
+    "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay", "PFedMe", "Plan",
+    "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Ragged", "Renormalised", "Result",
+    "RobustFedAvg", "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server",
+    "Simulation", "Stopping", "Target", "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary",
+    "datasets", "devices", "execute", "models", "partition", "rehearse", "schedule", "simulate",
 ]  # fmt: skip

@@ -1,12 +1,10 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study | topology`."""
 
 from __future__ import annotations
 
 import inspect as introspection
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
+from turnout.command import Json, print_json, sentences
 from turnout.display import (
     client_columns,
     err,
@@ -26,7 +25,6 @@ from turnout.display import (
     show_tuned,
 )
 from turnout.errors import UserError, unknown
-from turnout.files import as_json_text
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
@@ -35,6 +33,7 @@ from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
 from turnout.run import execute
 from turnout.studies.study import FAILS
+from turnout.topology_cli import topology_app
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -42,7 +41,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 KINDS = (
@@ -52,25 +50,11 @@ KINDS = (
 
 # Arguments that a configuration fills in from its other sections.
 _FILLED_IN = {
-    "algorithm": {"local", "sampler"},
+    "algorithm": {"local", "sampler", "overlay", "network", "latency"},
     "partition": {"data", "clients", "seed", "part"},
     "availability": {"clients"},
     "devices": {"clients"},
 }
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except UserError as error:
-        err.print(f"[red]turnout:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
-
-
-def _print_json(document: Any) -> None:
-    sys.stdout.write(as_json_text(document))
 
 
 @app.callback(invoke_without_command=True)
@@ -86,7 +70,7 @@ def demo(as_json: Json = False) -> None:
 
     Example: turnout demo
     """
-    with _sentences():
+    with sentences():
         _run("digits", ["run.name=demo"], overwrite=True, resume=False, as_json=as_json)
         if not as_json:
             commands = ("turnout run digits algorithm.name=scaffold", "turnout list algorithms", "turnout show fedprox")
@@ -105,7 +89,7 @@ def run(
 
     Example: turnout run digits algorithm.name=fedprox algorithm.mu=0.1 run.rounds=20 run.seed=1
     """
-    with _sentences():
+    with sentences():
         _run(source, overrides or [], overwrite, resume, as_json)
 
 
@@ -119,7 +103,7 @@ def resume(
 
     Example: turnout resume runs/digits run.rounds=200
     """
-    with _sentences():
+    with sentences():
         if not (folder / "config.toml").exists():
             raise UserError(f"resume: {folder} is not the folder of a run (it has no config.toml)")
         _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder)
@@ -141,7 +125,7 @@ def _run(
             observers=[bar] if bar else [],
         )
     if as_json:
-        _print_json({"run": str(folder), **result.summary()})
+        print_json({"run": str(folder), **result.summary()})
     else:
         show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
     if result.server.stopped and result.server.stopped.startswith("diverged"):
@@ -154,7 +138,7 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
 
     Example: turnout plan digits devices.sigma=1.2
     """
-    with _sentences():
+    with sentences():
         experiment, _, _ = config.build(config.read(source, overrides or []))
         local = getattr(experiment.algorithm, "local", None)
         if not isinstance(local, LocalSGD):
@@ -162,7 +146,7 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
         size = experiment.task.size * experiment.plan.dtype.itemsize
         found = advice.outlook(experiment.population, local, size, experiment.seed)
         if as_json:
-            _print_json(found.as_dict())
+            print_json(found.as_dict())
         else:
             show_outlook(found)
 
@@ -187,7 +171,7 @@ def tune_options(
 
     Example: turnout tune digits --option local.lr=1e-2..1 --schemes fedavg,fedfix
     """
-    with _sentences():
+    with sentences():
         tuning, found = tune.tune(
             source,
             overrides or [],
@@ -199,7 +183,7 @@ def tune_options(
             report=lambda line: err.print(line, highlight=False, markup=False, soft_wrap=True),
         )
         if as_json:
-            _print_json(tune.as_dict(tuning, found))
+            print_json(tune.as_dict(tuning, found))
         else:
             for tuned in found:
                 show_tuned(tuning, tuned)
@@ -236,12 +220,12 @@ def list_names(
 
     Example: turnout list algorithms
     """
-    with _sentences():
+    with sentences():
         if kind is not None and kind not in KINDS:
             raise unknown("list", kind, KINDS)
         listing = {name: things for name, things in _listing().items() if kind in (None, name)}
         if as_json:
-            _print_json(listing)
+            print_json(listing)
             return
         for name, things in listing.items():
             table = Table(show_header=False, title=name, title_justify="left", box=None)
@@ -256,7 +240,7 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
 
     Example: turnout show fedprox
     """
-    with _sentences():
+    with sentences():
         kinds: dict[str, dict[str, Any]] = {
             "algorithm": {n: registry.find("algorithm", n) for n in registry.names("algorithm")},
             "sampler": {n: registry.find("sampler", n) for n in registry.names("sampler")},
@@ -296,7 +280,7 @@ def inspect(
 
     Example: turnout inspect runs/digits
     """
-    with _sentences():
+    with sentences():
         if not (folder / "config.toml").exists():
             raise UserError(f"inspect: {folder} is not the folder of a run (it has no config.toml)")
         if (folder / "result.json").exists():
@@ -304,7 +288,7 @@ def inspect(
         else:
             summary = {"unfinished": True, "last": _last_row(folder)}
         if as_json:
-            _print_json({"run": str(folder), **summary})
+            print_json({"run": str(folder), **summary})
         elif "unfinished" in summary:
             reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
             out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
@@ -325,6 +309,7 @@ study_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(study_app, name="study")
+app.add_typer(topology_app, name="topology")
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 
@@ -336,7 +321,7 @@ def list_studies(as_json: Json = False) -> None:
     """
     found = {name: studies.find(name) for name in studies.names()}
     if as_json:
-        _print_json(
+        print_json(
             {
                 name: {"title": study.title, "source": study.source, "claims": [claim.name for claim in study.claims]}
                 for name, study in found.items()
@@ -360,7 +345,7 @@ def show_study(
 
     Example: turnout study show asynchronous_bias
     """
-    with _sentences():
+    with sentences():
         study = studies.find(name)
         if folder is not None:
             results = study.read(folder)
@@ -402,10 +387,10 @@ def run_study(
 
     Example: turnout study run asynchronous_bias --size small
     """
-    with _sentences():
+    with sentences():
         document, failed = _study(name, size, seeds, data, device, workers, folder, as_json)
     if as_json:
-        _print_json(document)
+        print_json(document)
     if strict and failed:
         raise typer.Exit(3)
 
@@ -428,11 +413,11 @@ def run_studies(
     Example: turnout study all --size small
     """
     found = []
-    with _sentences():
+    with sentences():
         for name in studies.names():
             found.append(_study(name, size, seeds, data, device, workers, folder / f"{name}-{size}", as_json))
     if as_json:
-        _print_json([document for document, _ in found])
+        print_json([document for document, _ in found])
     if strict and any(failed for _, failed in found):
         raise typer.Exit(3)
 

@@ -23,6 +23,8 @@ from torch import nn
 from turnout import datasets, registry
 from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
+from turnout.decentral.peers import check_silos, message_bytes
+from turnout.decentral.settings import NetworkSettings
 from turnout.errors import UserError, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
@@ -34,6 +36,9 @@ from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clust
 from turnout.population.links import Links
 from turnout.population.partition import PARTITIONS
 from turnout.population.population import Population
+from turnout.population.power import Power
+from turnout.population.regions import deal
+from turnout.random import IntArray
 from turnout.run import Experiment
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
@@ -83,7 +88,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """How many clients, what they are tested on, how much each counts."""
+    """How many clients, what they are tested on, how much each counts, which edges they belong to."""
 
     count: int
     test: str = "split"
@@ -93,12 +98,14 @@ class ClientSettings:
     importance: str | list[float] = "samples"
     joined_at: list[float] | None = None
     left_at: list[float] | None = None
+    regions: int | list[int] | None = None  # how many, or of each client
+    region_sd: float = 0.0  # of their sizes, relative to the mean
     model_bytes: int | None = None
 
 
 SECTIONS = (
-    "run", "data", "partition", "clients", "devices", "links", "availability", "crashes", "detection", "adversary",
-    "model", "local", "algorithm", "sampler", "evaluation", "engine",
+    "run", "data", "partition", "clients", "devices", "links", "power", "availability", "crashes", "detection",
+    "adversary", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
 )  # fmt: skip
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 _FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
@@ -135,7 +142,7 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
     for override in overrides or []:
         _override(settings, override)
-    _check_sampler(settings, overrides or [])
+    _check_use(settings, overrides or [])
     for section in settings:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
@@ -157,13 +164,14 @@ def _override(settings: Settings, text: str) -> None:
     options[option] = parsed
 
 
-def _check_sampler(settings: Settings, overrides: list[str]) -> None:
-    """A sampler asked for on the command line must have a use; one in a file is for the algorithms that take one."""
+def _check_use(settings: Settings, overrides: list[str]) -> None:
+    """What is asked for on the command line must have a use; a section in a file is for the algorithms that take it."""
     name = settings.get("algorithm", {}).get("name")
-    if not isinstance(name, str) or not any(text.strip().startswith("sampler.") for text in overrides):
-        return
-    if "sampler" not in options_of(registry.find("algorithm", name)):
-        raise UserError(f"sampler: algorithm {name} decides by itself who is invited; leave the sampler out")
+    whys = {"sampler": "decides by itself who is invited", "network": "has a server, which clients reach over links"}
+    for section, why in whys.items():
+        asked = isinstance(name, str) and any(text.strip().startswith(f"{section}.") for text in overrides)
+        if asked and section not in options_of(registry.find("algorithm", str(name))):
+            raise UserError(f"{section}: algorithm {name} {why}; leave the {section} out")
 
 
 def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
@@ -189,6 +197,10 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
     if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
         extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+    plan: Plan = make("engine", Plan)
+    complete["network"] = {}  # a plain ring, or a server
+    if "network" in options_of(algorithm_class):
+        extra |= _network(run, population, task, plan, local, given, make)
     algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
     experiment = Experiment(
         task,
@@ -197,7 +209,7 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
         run.seed,
         Stopping(run.rounds, run.seconds, run.target, run.measure),
         make("evaluation", Evaluation),
-        make("engine", Plan),
+        plan,
         fingerprint(complete),
     )
     return experiment, run, complete
@@ -229,6 +241,7 @@ def _population(
         name: None if (c := getattr(counted, name)) is None else np.asarray(c, float)
         for name in ("joined_at", "left_at")
     }
+    complete["power"] = {}  # whoever gives none of its options does not ask
     return Population.of(
         dataset,
         counted.count,
@@ -243,12 +256,41 @@ def _population(
         model_bytes=counted.model_bytes,
         devices=make("devices", DEVICES[device_name], name=device_name, **device_options),
         links=make("links", Links),
+        power=make("power", Power) if given["power"] else None,
+        regions=_regions(run, counted),
         availability=_presence(counted.count, given, complete, make),
         crashes=make("crashes", Crashes),
         detection=make("detection", Detection),
         adversary=make("adversary", ADVERSARIES[foe], name=foe),
         **columns,
     )
+
+
+def _regions(run: RunSettings, counted: ClientSettings) -> IntArray | None:
+    if isinstance(counted.regions, int):
+        return deal(counted.count, counted.regions, run.seed, relative_sd=counted.region_sd)
+    return None if counted.regions is None else np.asarray(counted.regions, np.int64)
+
+
+def _network(
+    run: RunSettings,
+    population: Population,
+    task: Task,
+    plan: Plan,
+    local: LocalSGD,
+    given: Settings,
+    make: Callable[..., Any],
+) -> dict[str, Any]:
+    """What an algorithm without a server takes: a plain ring over the clients' own links unless a section says more."""
+    if not given["network"]:
+        return {"network": None, "overlay": None, "latency": None}
+    settings: NetworkSettings = make("network", NetworkSettings)
+    network = settings.network(population)
+    check_silos(network, population)
+    counts = population.counts(population.ids, np.zeros(population.size))
+    computing = population.devices.mean_seconds(population.seed, population.ids, *local.busy(counts))
+    bits = 8 * message_bytes(population, task, plan.dtype)
+    return {"network": network, "overlay": settings.choose(network, bits, computing, run.seed), "latency": None}
 
 
 def _presence(clients: int, given: Settings, complete: Settings, make: Callable[..., Any]) -> Availability:

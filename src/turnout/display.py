@@ -55,6 +55,8 @@ def _show_efficiency(found: dict[str, float]) -> None:
         table.add_row(
             "asked in vain, by importance", f"{found['missing_share']:.1%}, at most {found['missing_share_max']:.1%}"
         )
+    if "energy_wh" in found:
+        table.add_row("energy", f"{found['energy_wh']:.4g} Wh, {found['wasted_wh']:.4g} Wh of it wasted")
     table.add_row("traffic down, up", f"{found['bytes_down'] / 1e6:.4g} MB, {found['bytes_up'] / 1e6:.4g} MB")
     out.print(table)
 

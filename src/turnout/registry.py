@@ -17,7 +17,9 @@ _PACKAGES: dict[str, tuple[str, type]] = {
     "sampler": ("turnout.sampling", Sampler),
 }
 # what the files build on
-_BASES = ("algorithm", "arrivals", "clusters", "mixtures", "personalised", "presence", "sampler", "statistics")
+_BASES = (
+    "algorithm", "arrivals", "clusters", "mixtures", "personalised", "presence", "regional", "sampler", "statistics",
+)  # fmt: skip
 
 
 def names(kind: str) -> list[str]:

@@ -18,6 +18,7 @@ from turnout.errors import UserError
 from turnout.files import as_json_text, write_durably, write_text
 from turnout.observe.audit import Audit, Findings
 from turnout.observe.efficiency import Efficiency
+from turnout.observe.energy import Energy
 from turnout.observe.history import History
 from turnout.observe.log import Log
 from turnout.observe.observer import Observer
@@ -137,6 +138,9 @@ def execute(
         observers=[efficiency, history, audit, *([log] if log else []), *observers],
         checkpoints=checkpoints,
     )
+    energy = None if server.population.power is None else Energy(server.population.power)
+    if energy is not None:
+        server.observers.insert(0, energy)  # before the history, which writes its columns down
     if resume:
         _restore(server, history, checkpoints)
     elif folder is not None:
@@ -151,7 +155,8 @@ def execute(
         if folder is not None and not resume and server.version == 0:
             shutil.rmtree(folder)  # nothing half-written
         raise
-    result = Result(server, history, audit.findings, efficiency.findings)
+    spent = {} if energy is None else energy.findings
+    result = Result(server, history, audit.findings, efficiency.findings | spent)
     if folder is not None:
         _write_result(result, folder)
     return result

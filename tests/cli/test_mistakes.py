@@ -208,7 +208,7 @@ def test_own_data(terminal: Terminal, bring: Callable[[Terminal], tuple[str, ...
 
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_algorithm_runs(terminal: Terminal, name: str) -> None:
-    required = ["algorithm.deadline=10"] if name == "fedcs" else []
+    required = ["algorithm.deadline=10"] if name in ("fedcs", "hierfavg", "hybridfl") else []
     document = terminal.done("run", "digits", *QUICK, f"algorithm.name={name}", *required, "--json").json()
     assert document["rounds"] == 3
 

@@ -16,7 +16,7 @@ from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedprof import FedProf
 from turnout.local.profile_report import ProfileReport
 from turnout.population.durations import Durations
-from turnout.population.fedprof_world import COMPUTE_WATTS, TASKS, TRANSMIT_WATTS, FedProfTask
+from turnout.population.fedprof_world import TASKS, FedProfTask
 from turnout.random import FloatArray, key, normal
 
 MEAN = {name: {"comm": 36.0457, "train": train, "profile": made} for name, train, made in (
@@ -75,7 +75,8 @@ def test_energy_of_a_participation(name: str, profiling: bool, joules: float) ->
         "upload_seconds": durations.up,
         "compute_seconds": durations.compute(0),
     }
-    assert task.energy_of(jobs, 20_000).mean() * 3600 == pytest.approx(joules, rel=0.02)
+    assert world.power is not None
+    assert world.power.watt_hours(jobs).mean() * 3600 == pytest.approx(joules, rel=0.02)
 
 
 def test_twice_the_speed_is_four_times_the_energy() -> None:
@@ -83,10 +84,12 @@ def test_twice_the_speed_is_four_times_the_energy() -> None:
 
     def energy(speed: float) -> float:
         task = ordinary(FedProfTask(**{**vars(TASKS["S"]), "speed": speed}))
-        seconds = Durations.of(people(task, clients=1), task.local).compute(0)
+        world = people(task, clients=1)
+        seconds = Durations.of(world, task.local).compute(0)
         nothing = np.zeros(1)
+        assert world.power is not None
         jobs = {"client": np.array([0]), "download_seconds": nothing, "upload_seconds": nothing}
-        return float(task.energy_of(jobs | {"compute_seconds": seconds}, 1)[0])
+        return float(world.power.watt_hours(jobs | {"compute_seconds": seconds})[0])
 
     assert energy(1.0) / energy(0.5) == pytest.approx(4)
 
@@ -138,7 +141,7 @@ def test_energy_of_a_run() -> None:
     algorithm = FedProf(local(epochs=2), clients_per_round=2, reference=reference)
     result = turnout.simulate(Task(mlp), population(**world), algorithm, rounds=1)
     jobs = result.jobs()
-    energy = task.energy_of(jobs, 8, seed=2)
+    energy = world["power"].watt_hours(jobs)
     start = (jobs["steps"] == 0) & (jobs["weight"] == 0)
     assert start.sum() == 8
     assert (jobs["bytes_down"][start] == 0).all()  # the first model follows from a seed
@@ -146,7 +149,7 @@ def test_energy_of_a_run() -> None:
     assert (energy[start] > 0).all()
     speed, _ = task.speeds(8, seed=2)
     by_hand = sum(
-        TRANSMIT_WATTS * (down + up) + COMPUTE_WATTS * speed[client] ** 3 * compute
+        0.5 * (down + up) + 0.7 * speed[client] ** 3 * compute
         for client, down, up, compute in zip(
             jobs["client"], jobs["download_seconds"], jobs["upload_seconds"], jobs["compute_seconds"], strict=True
         )

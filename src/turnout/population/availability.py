@@ -65,22 +65,29 @@ class Always:
 
 @dataclass(frozen=True, eq=False)
 class Crashes:
-    """A job fails with `probability`, after a uniform share of its work; numbered by the client's jobs or by rounds.
+    """A job fails with `probability`, after a uniform share of its work, or `during` all of it, transfers included;
+    numbered by the client's jobs or by rounds.
 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021: Bernoulli(cr) a client and round, progress U(0, 1).
     """
 
     probability: PerClient = 0.0
     clock: Literal["job", "round"] = "job"
+    during: Literal["work", "job"] = "work"
 
     def __post_init__(self) -> None:
         check_probability("crashes", self.probability)
         choose("crashes: clock", self.clock, "job", "round")
+        choose("crashes: during", self.during, "work", "job")
 
     def draw(self, seed: int, ids: IntArray, number: ArrayLike) -> tuple[BoolArray, FloatArray]:
         """Whether each client's job of that number crashes, and at which share of its work in (0, 1)."""
         u = random.uniform(random.key(seed, "crash", ids, number), 2)
         return u[:, 0] < column("crashes: probability", self.probability, ids), np.maximum(u[:, 1], 2.0**-54)
+
+    def seconds(self, share: FloatArray, down: FloatArray, compute: FloatArray, up: FloatArray) -> FloatArray:
+        """When in its job a client crashes, whose share that is and whose parts take so long."""
+        return share * (down + compute + up) if self.during == "job" else down + share * compute
 
 
 @dataclass(frozen=True)

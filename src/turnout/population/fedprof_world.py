@@ -7,13 +7,13 @@ Wu's thesis (Warwick), section 5.5, equations 5.27 to 5.34. With M epochs, |D| s
     T_RP    = T_train / M + 8 q / (bw log2(1 + SNR) / 2)        profiling; for FedProf alone
     energy  = P_trans (T_comm + T_RPup) + P_f s^3 (T_train + T_RPgen)
 
+All that trained are charged, whether they counted or not (the published energies of CFCFM charge only those that did).
 Nobody drops out. Model sizes are not printed; these reproduce the published times and energies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,10 @@ import numpy as np
 from turnout.local.sgd import LocalSGD
 from turnout.population.devices import AtLeast, Devices, Gaussian, Table, sample
 from turnout.population.links import Links
+from turnout.population.power import Power
 from turnout.random import FloatArray
 
 BITS_A_HERTZ = math.log2(1 + 100)  # SNR = 100
-TRANSMIT_WATTS, COMPUTE_WATTS = 0.5, 0.7  # the latter at 1 GHz
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,9 @@ class FedProfTask:
         return {
             "devices": Devices(Table(samples_a_second), per="sample", rate=True),
             "links": Links(down=down, up=down / 2),
+            "power": Power(speed),
             "model_bytes": self.model_bytes,
         }
-
-    def energy_of(self, jobs: Mapping[str, Any], clients: int | None = None, seed: int = 0) -> FloatArray:
-        """Watt hours of each job of a run in that world (`result.jobs()`); all that trained are charged, whether they
-        counted or not (the published energies of CFCFM charge only those that did)."""
-        speed, _ = self.speeds(clients, seed)
-        transmitting = np.asarray(jobs["download_seconds"]) + np.asarray(jobs["upload_seconds"])
-        computing = COMPUTE_WATTS * speed[np.asarray(jobs["client"])] ** 3 * np.asarray(jobs["compute_seconds"])
-        return np.asarray((TRANSMIT_WATTS * transmitting + computing) / 3600)
 
 
 TASKS = {

@@ -8,7 +8,7 @@ array([57.14285714])
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,34 +21,50 @@ Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a 
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once."""
+    """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once,
+    `backhaul` by the models that travel between the cloud and its edges."""
 
     down: Quantity = np.inf
     up: Quantity = np.inf
     latency: Quantity = 0.0
     server: float = np.inf
+    backhaul: float = np.inf
 
     def __post_init__(self) -> None:
         require("links: server", self.server, np.bool_(self.server > 0), "a positive rate")
+        require("links: backhaul", self.backhaul, np.bool_(self.backhaul > 0), "a positive rate")
 
     def download_seconds(self, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
         """From server to client, the server's push not included."""
-        return self._seconds("down", self.down, seed, ids, nbytes)
+        return self._seconds("down", seed, ids, nbytes)
 
     def upload_seconds(self, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
         """From client to server."""
-        return self._seconds("up", self.up, seed, ids, nbytes)
+        return self._seconds("up", seed, ids, nbytes)
 
     def push_seconds(self, copies: int, nbytes: float) -> float:
         """Until the server has sent `copies` of `nbytes` each: T_dist = copies * size / server rate."""
         return copies * nbytes * 8 / self.server
 
-    def _seconds(self, name: str, rate: Quantity, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
-        rates = _each(name, rate, seed, ids)
-        latency = _each("latency", self.latency, seed, ids)
+    def backhaul_seconds(self, edges: int, nbytes: float) -> float:
+        """Until every edge has had a model from the cloud and sent one back, at half the rate:
+        T_c2e2c = 3 * edges * size / backhaul (Wu et al., HybridFL, IEEE TPDS 2021)."""
+        return 3 * edges * nbytes * 8 / self.backhaul
+
+    def rates(self, name: Literal["down", "up"], seed: int, ids: IntArray) -> FloatArray:
+        """`[k]` bits a second of these clients."""
+        rates = _each(name, getattr(self, name), seed, ids)
         require(f"links: {name}", rates, rates > 0, "a positive rate", ids)
+        return rates
+
+    def latencies(self, seed: int, ids: IntArray) -> FloatArray:
+        """`[k]` seconds of these clients."""
+        latency = _each("latency", self.latency, seed, ids)
         require("links: latency", latency, latency >= 0, "at least 0", ids)
-        return latency + 8 * np.asarray(nbytes, np.float64) / rates
+        return latency
+
+    def _seconds(self, name: Literal["down", "up"], seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
+        return self.latencies(seed, ids) + 8 * np.asarray(nbytes, np.float64) / self.rates(name, seed, ids)
 
 
 def _each(name: str, quantity: Quantity, seed: int, ids: IntArray) -> FloatArray:

@@ -42,7 +42,7 @@ def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 
     if not relative_sd >= 0:
         raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
-    sizes = _apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
+    sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
         return Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(len(data)))
     return _deal(sizes, seed)
@@ -128,7 +128,7 @@ def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) 
         )
     supply = np.bincount(labels, minlength=classes)
     pieces = np.zeros(classes, np.int64)
-    pieces[present] = _apportion(supply[present], total)
+    pieces[present] = apportion(supply[present], total)
     order, rank = _by_class(labels, classes, _shuffle(len(labels), seed))
     label = labels[order]
     shard = np.cumsum(pieces)[label] - pieces[label] + rank * pieces[label] // supply[label]
@@ -391,7 +391,7 @@ def _deal(sizes: IntArray, seed: int) -> Ragged:
     return Ragged(offsets, np.argsort(_shuffle(int(offsets[-1]), seed), kind="stable"))
 
 
-def _apportion(weights: NDArray[np.number], total: int) -> IntArray:
+def apportion(weights: NDArray[np.number], total: int) -> IntArray:
     """Integers of at least 1, proportional to `weights`, summing exactly to `total` (largest remainders)."""
     above = np.maximum(weights / weights.sum() * total - 1, 0)  # what lies beyond the 1 that everybody gets
     exact = above * ((total - len(weights)) / max(above.sum(), 1e-300))

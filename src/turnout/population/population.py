@@ -22,6 +22,7 @@ from turnout.population.availability import Always, Availability, Crashes, Detec
 from turnout.population.devices import Devices, fixed
 from turnout.population.links import Links
 from turnout.population.partition import PARTITIONS, split
+from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 
 FloatArray = NDArray[np.float64]
@@ -68,7 +69,8 @@ class Population:
     adversary: Adversary | None = None  # who decides that some of those invited never answer
     joined_at: FloatArray | None = None  # [N] seconds; None: everybody from the start
     left_at: FloatArray | None = None  # [N] seconds; None: nobody ever leaves
-    regions: IntArray | None = None  # [N]
+    regions: IntArray | None = None  # [N] the edge each belongs to; None: one for all
+    power: Power | None = None  # what devices draw; None: nobody asks
     model_bytes: int | None = None  # size of a model on the wire, when it is not 4 or 8 bytes a parameter
     seed: int = 0  # of devices, links, availability and crashes: one world for every algorithm
 

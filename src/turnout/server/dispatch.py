@@ -15,7 +15,7 @@ from turnout.local.sgd import LocalSGD
 from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
-from turnout.server.server import Keep, OnlineSet
+from turnout.server.server import Among, Keep, OnlineSet
 from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Job
 from turnout.task import Task
 
@@ -38,6 +38,7 @@ class Invitation:
     keep: Keep | None  # they go on from what they have
     hold: bool
     again: bool
+    among: Among | None = None  # they exchange among themselves
 
 
 class Dispatch:
@@ -99,7 +100,8 @@ class Dispatch:
 
     def _known(self, invitation: Invitation) -> dict[str, list[Any]] | None:
         """Columns over all clients, where nothing can go wrong and the work has been asked for before."""
-        if not self._certain or invitation.keep is not None or invitation.options or invitation.hold:
+        own = invitation.keep is not None or invitation.among is not None or invitation.hold
+        if not self._certain or own or invitation.options:
             return None
         if self._last is not invitation.work:
             self._last, self._columns = invitation.work, None
@@ -150,20 +152,22 @@ class Dispatch:
 
     def _general_jobs(self, invitation: Invitation, clock: int, version: int) -> list[Job]:
         ids, work, keep, done = invitation.ids, invitation.work, invitation.keep, invitation.done
-        world = self.population
-        full_time = keep is None or keep.full_time
+        world, among = self.population, invitation.among
+        sends = keep is None and among is None  # whether a model goes out
+        full_time = sends or (keep is not None and keep.full_time)
         download = self.bytes_down(work)
-        down_bytes = download if keep is None else 0
+        down_bytes = download if sends else 0
         up_bytes = 8 if invitation.hold else self.bytes_up(work)
-        start = clock + (round(world.links.push_seconds(len(ids), down_bytes) * self.ticks) if keep is None else 0)
-        samples = world.counts(ids, np.full(len(ids), start / self.ticks))
+        sent_at = np.full(len(ids), clock) if among is None else among.starts_at
+        start = sent_at + (round(world.links.push_seconds(len(ids), down_bytes) * self.ticks) if sends else 0)
+        samples = world.counts(ids, start / self.ticks)
         own = work.bind(invitation.options)
         steps = own.num_steps(samples)
         down = world.links.download_seconds(world.seed, ids, download) if full_time else np.zeros(len(ids))
         compute = world.devices.seconds(world.seed, ids, invitation.batches, *own.busy(samples))
         compute *= 1 if full_time else 1 - done
-        up = world.links.upload_seconds(world.seed, ids, up_bytes)
-        ends, outcome, absent = self._fates(invitation, clock, version, start, down, compute, up)
+        up = world.links.upload_seconds(world.seed, ids, up_bytes) if among is None else np.zeros(len(ids))
+        ends, outcome, absent = self._fates(invitation, clock, version, sent_at, start, down, compute, up)
 
         failed = outcome != ARRIVED
         spent = np.maximum(ends - start, 0) / self.ticks
@@ -172,6 +176,8 @@ class Dispatch:
         up_spent = np.where(failed, np.clip(spent - down_spent - compute_spent, 0, up), up)
         got = np.rint(np.where(absent, 0.0, _share(down_spent, down)) * down_bytes).astype(np.int64)
         sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)
+        if among is not None:
+            got, sent = among.bytes_down, among.bytes_up
         heard = ~failed | (world.detection.kind != "none")
         columns: dict[str, Iterable[Any]] = {
             "client": ids.tolist(),
@@ -180,6 +186,8 @@ class Dispatch:
             "received": invitation.received,
             "options": _by_row(invitation.options, len(ids)),
             "batches": invitation.batches.tolist(),
+            "sent_at": sent_at.tolist(),
+            "starts_at": start.tolist(),
             "ends_at": (ends + np.where(failed & heard, round(world.detection.seconds * self.ticks), 0)).tolist(),
             "outcome": outcome.tolist(),
             "samples": samples.tolist(),
@@ -189,10 +197,9 @@ class Dispatch:
             "done": done.tolist(),
             "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
             "heard": heard.tolist(),
-            "has_model": ((keep is not None) | ~absent & (spent >= down)).tolist(),
+            "has_model": ((not sends) | ~absent & (spent >= down)).tolist(),
         }
-        shared: dict[str, Any] = {"work": work, "sent_at": clock, "starts_at": start}
-        shared |= {"hold": invitation.hold, "again": invitation.again, "sent": keep is None}
+        shared: dict[str, Any] = {"work": work, "hold": invitation.hold, "again": invitation.again, "sent": sends}
         rows = zip(*columns.values(), strict=True)
         return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
 
@@ -201,7 +208,8 @@ class Dispatch:
         invitation: Invitation,
         clock: int,
         version: int,
-        start: int,
+        sent_at: IntArray,
+        start: IntArray,
         down: FloatArray,
         compute: FloatArray,
         up: FloatArray,
@@ -213,17 +221,17 @@ class Dispatch:
 
         def interrupt(reason: str, at: IntArray, happens: NDArray[np.bool_]) -> None:
             first = happens & (at < ends)
-            ends[first], outcome[first] = np.maximum(at[first], clock), reason
+            ends[first], outcome[first] = np.maximum(at, sent_at)[first], reason
 
         number = version if world.crashes.clock == "round" else invitation.numbers
         crashed, share = world.crashes.draw(world.seed, ids, number)
-        interrupt(CRASHED, start + self.to_ticks(down + share * compute), crashed)
+        interrupt(CRASHED, start + self.to_ticks(world.crashes.seconds(share, down, compute, up)), crashed)
         if world.availability.clock == "seconds":
             interrupt(OFFLINE, *self._before(world.availability.online_until(world.seed, ids, now), ends))
         if world.left_at is not None:
             interrupt(LEFT, *self._before(world.left_at[ids], ends))
         absent = ~OnlineSet(world, version, now).contains(ids)
-        interrupt(OFFLINE, np.full(len(ids), clock), absent)
+        interrupt(OFFLINE, sent_at, absent)
         return ends, outcome, absent
 
     def _before(self, seconds: FloatArray, ends: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:

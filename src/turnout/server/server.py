@@ -32,7 +32,7 @@ from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Failures, Job, Updates
 from turnout.task import Task
 
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ class Keep:
 
     full_time: bool = False
     current: bool = False  # what the client has is the current model
+
+
+@dataclass(frozen=True)
+class Among:
+    """Clients that exchange among themselves: when each begins, and what it receives and sends. The server is no part
+    of it."""
+
+    starts_at: IntArray  # [k] ticks
+    bytes_down: IntArray  # [k]
+    bytes_up: IntArray  # [k]
 
 
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
@@ -174,15 +184,26 @@ class Server:
         """How long the server takes to send the model so many times."""
         raise NotImplementedError
 
+    def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
+        """How long a model takes from the cloud to so many edges, and one of each back."""
+        raise NotImplementedError
+
     def invite(
-        self, clients: ArrayLike, work: LocalSGD, model: ModelChoice = None, *, hold: bool = False, again: bool = False
+        self,
+        clients: ArrayLike,
+        work: LocalSGD,
+        model: ModelChoice = None,
+        *,
+        hold: bool = False,
+        again: bool = False,
+        among: Among | None = None,
     ) -> None:
         """Send `model` and start one job at each client; never advances the clock.
 
         `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)`, `KEEP` or `CURRENT`.
         Numbers of the work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`.
         `again` is a standing invitation: the client restarts on the current model once it has delivered, until it fails
-        or is cancelled.
+        or is cancelled. `among` is for clients that have their models from each other.
         """
         raise NotImplementedError
 
@@ -199,8 +220,9 @@ class Server:
         """
         raise NotImplementedError
 
-    def cancel(self, clients: ArrayLike) -> None:
-        """End the jobs of these clients: outcome `cancelled`, cost pro rata. Updates they hold are dropped too."""
+    def cancel(self, clients: ArrayLike) -> Failures:
+        """End the jobs of these clients: outcome `cancelled`, cost pro rata. Updates they hold are dropped too. Returns
+        the jobs of those who were still at work: whoever is told to stop says so, the dead say nothing."""
         raise NotImplementedError
 
     def fetch(self, clients: ArrayLike) -> Updates:

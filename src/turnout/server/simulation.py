@@ -25,7 +25,7 @@ from turnout.observe.observer import Observer
 from turnout.population.adversary import Adversary
 from turnout.population.durations import Durations
 from turnout.server.dispatch import FOREVER, Dispatch, Invitation
-from turnout.server.server import Keep, ModelChoice, OnlineSet, Server
+from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, load_state, nest, save_jobs, save_state, unnest
 from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
 
@@ -71,10 +71,20 @@ class Simulation(Server):
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
         return self.population.links.push_seconds(copies, self._dispatch.bytes_down(work))
 
+    def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
+        return self.population.links.backhaul_seconds(edges, self._dispatch.bytes_down(work))
+
     # -- inviting ---------------------------------------------------------------------------------------------
 
     def invite(
-        self, clients: ArrayLike, work: LocalSGD, model: ModelChoice = None, *, hold: bool = False, again: bool = False
+        self,
+        clients: ArrayLike,
+        work: LocalSGD,
+        model: ModelChoice = None,
+        *,
+        hold: bool = False,
+        again: bool = False,
+        among: Among | None = None,
     ) -> None:
         ids = np.atleast_1d(np.asarray(clients, np.int64))
         if not len(ids):
@@ -83,7 +93,7 @@ class Simulation(Server):
         if self._unsettled:
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         work, options = _split(work, len(ids))
-        jobs = self._new_jobs(ids, work, options, model, hold, again)
+        jobs = self._new_jobs(ids, work, options, model, hold, again, among)
         if self.adversary is not None and "delta" in work.payload_shapes(self.task):
             self._silence(self.adversary, jobs)
         self._busy[ids] = True
@@ -105,13 +115,22 @@ class Simulation(Server):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
     def _new_jobs(
-        self, ids: IntArray, work: LocalSGD, options: dict[str, FloatArray], model: ModelChoice, hold: bool, again: bool
+        self,
+        ids: IntArray,
+        work: LocalSGD,
+        options: dict[str, FloatArray],
+        model: ModelChoice,
+        hold: bool,
+        again: bool,
+        among: Among | None,
     ) -> list[Job]:
         numbers = self._numbers[ids]
         self._numbers[ids] += 1
         received, versions, batches, done = self._received(ids, numbers, model)
         keep = model if isinstance(model, Keep) else None
-        invitation = Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again)
+        invitation = Invitation(
+            ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among
+        )
         return self._dispatch.jobs(invitation, self._clock, self.version)
 
     def _silence(self, adversary: Adversary, jobs: list[Job]) -> None:
@@ -138,8 +157,9 @@ class Simulation(Server):
             rows, group = model[0], np.asarray(model[1], np.int64)
             if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
                 raise UserError("invite: model=([G, P], group) needs G models of the task's size and a group a client")
-            unique = {g: rows[g].clone() for g in np.unique(group).tolist()}
-            return [unique[g] for g in group.tolist()], [self.version] * len(ids), numbers, none_done
+            used, place = np.unique(group, return_inverse=True)
+            copies = rows[torch.as_tensor(used, device=rows.device)].unbind()
+            return [copies[i] for i in place.tolist()], [self.version] * len(ids), numbers, none_done
         vector = self.model if model is None else model
         if vector.shape != self.model.shape:
             raise UserError(f"invite: a model of shape {tuple(self.model.shape)} is needed, not {tuple(vector.shape)}")
@@ -292,8 +312,9 @@ class Simulation(Server):
             self._kept.pop(job.client, None)
         self._end(job)
 
-    def cancel(self, clients: ArrayLike) -> None:
+    def cancel(self, clients: ArrayLike) -> Failures:
         self._restart()
+        stopped: list[Job] = []
         for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
             self._held.pop(client, None)
             job = self._in_flight.get(client)
@@ -301,6 +322,8 @@ class Simulation(Server):
                 continue
             elapsed = max(0, self._clock - job.starts_at) / self._ticks
             down, compute, up = job.seconds
+            if elapsed < down + compute + up:
+                stopped.append(job)
             got, worked = min(elapsed, down), min(max(0.0, elapsed - down), compute)
             sent = min(max(0.0, elapsed - down - compute), up)
             job.seconds = (got, worked, sent)
@@ -313,6 +336,7 @@ class Simulation(Server):
             job.outcome, job.ends_at = CANCELLED, self._clock
             job.result = job.state = job.local = None
             self._leave_flight(job)
+        return Failures(stopped)
 
     def fetch(self, clients: ArrayLike) -> Updates:
         ids = np.unique(np.asarray(clients, np.int64))

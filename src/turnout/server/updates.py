@@ -73,6 +73,10 @@ class Failures:
         return np.array([job.client for job in self.jobs], np.int64)
 
     @property
+    def versions(self) -> IntArray:
+        return np.array([job.version for job in self.jobs], np.int64)
+
+    @property
     def reasons(self) -> list[str]:
         return [job.outcome for job in self.jobs]
 
@@ -179,7 +183,8 @@ class Updates:
         if not self.jobs:
             return self._none
         blocks = self._blocks(held)
-        values = torch.cat([block[name][there] for block, there, _ in blocks])
+        parts = [block[name][there] for block, there, _ in blocks]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = [row for _, _, rows in blocks for row in rows]
         if order == list(range(len(order))):
             return values

@@ -35,6 +35,7 @@ from turnout.models import mlp
 from turnout.population.fedprof_world import TASKS, FedProfTask
 from turnout.population.partition import gaussian_sizes
 from turnout.population.population import Population
+from turnout.population.power import Power
 from turnout.population.quality import NORMAL, degrade
 from turnout.population.ragged import Ragged
 from turnout.random import FloatArray
@@ -80,12 +81,12 @@ def draws(clients: int, fraction: float) -> int:
     return math.ceil(round(fraction * clients, 9))
 
 
-def summary(result: Result, task: FedProfTask, tags: NDArray[np.str_], seed: int, drawn: int | None) -> Measures:
+def summary(result: Result, power: Power, tags: NDArray[np.str_], drawn: int | None) -> Measures:
     """Accuracy, time and energy at every round, what came before the first, and how often clients took part, by tag.
 
     With `drawn` clients a round the weights of a mean tell how often each was drawn; else trainings are counted."""
     rounds, jobs = result.rounds(), result.jobs()
-    energy = task.energy_of(jobs, len(tags), seed)
+    energy = power.watt_hours(jobs)
     alone = jobs["steps"] == 0
     turns = np.ones(len(alone)) if drawn is None else np.rint(jobs["weight"] * drawn)
     times = np.bincount(jobs["client"][~alone], turns[~alone], minlength=len(tags))
@@ -266,7 +267,7 @@ class FedProfStudy(Study):
                 evaluation=Evaluation(train=False, clients=1),
             )
             weighed = scheme == "fedprof" and mode == PARTIAL
-            return summary(result, task, tags, seed, draws(clients, fraction) if weighed else None)
+            return summary(result, world["power"], tags, draws(clients, fraction) if weighed else None)
 
         return carry_out
 

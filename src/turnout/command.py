@@ -1,0 +1,31 @@
+"""What every command does alike: a mistake is one sentence, a result for scripts one JSON document."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from turnout.display import err
+from turnout.errors import UserError
+from turnout.files import as_json_text
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """A user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        err.print(f"[red]turnout:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from error
+
+
+def print_json(document: Any) -> None:
+    sys.stdout.write(as_json_text(document))
