@@ -10,7 +10,10 @@ from turnout.studies.study import Study
 
 __all__ = ["Study", "find", "names"]
 
-_HELPERS = {"adversarial_runs", "cafed_curves", "images", "losses", "safa_tables", "sampling_curves", "study"}
+_HELPERS = {
+    "adversarial_runs", "cafed_curves", "hybridfl_tables", "images", "losses", "personal_runs", "safa_tables",
+    "sampling_curves", "study",
+}  # fmt: skip
 
 
 def names() -> list[str]:
