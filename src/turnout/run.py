@@ -184,10 +184,14 @@ def _restore(server: Simulation, history: History, checkpoints: Checkpoints | No
 
 
 def _write_result(result: Result, folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     from safetensors.torch import save_file
 
     state = {name: value.contiguous() for name, value in result.state_dict().items()}
     write_durably(folder / "model.safetensors", lambda path: save_file(state, path))
+    clients = {name: pa.array(values) for name, values in result.clients().items()}
+    write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
     audit = result.audit
     columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
     summary = {**result.summary(), "clients": columns}

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -155,14 +156,20 @@ def test_run_folder(terminal: Terminal) -> None:
     """DESIGN.md 7: everything a run leaves, each file readable by itself."""
     folder = terminal.run("a")
     assert {path.name for path in folder.iterdir()} == {
-        "config.toml", "plan.json", "history", "jobs", "checkpoints", "model.safetensors", "result.json", "log.txt"
+        "config.toml", "plan.json", "history", "jobs", "checkpoints", "clients.parquet", "model.safetensors",
+        "result.json", "log.txt",
     }  # fmt: skip
+    served = pq.read_table(folder / "clients.parquet")
+    assert served.column("client").to_pylist() == list(range(100))
+    accuracy, samples = (np.array(served.column(f"test_{name}")) for name in ("accuracy", "samples"))
+    assert not any(served.column("unseen").to_pylist())
     assert pq.read_table(folder / "history").column("round").to_pylist() == [0, 1, 2, 3]
     assert pq.read_table(folder / "jobs").num_rows == 60
     plan = json.loads((folder / "plan.json").read_text())
     assert (plan["engine"], plan["threads"], plan["torch"]) == ("vectorised", 1, torch.__version__)
     result = json.loads((folder / "result.json").read_text())
     assert result["measures"] == terminal.done("inspect", "runs/a", "--json").json()["measures"]
+    assert result["measures"]["test_accuracy_mean"] == pytest.approx(accuracy[samples > 0].mean())
     assert len(result["clients"]["realised"]) == 100
     assert (folder / "log.txt").read_text().endswith("stopped (3 rounds)\n")
     assert not list(folder.rglob("*.partial"))

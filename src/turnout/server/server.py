@@ -471,13 +471,14 @@ class Server:
         first = next(iter(self._evaluators.values()))
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
-        for split, evaluator in self._evaluators.items():
-            values = self.served(evaluator, self.model)
-            if unseen.any():
-                for name, column in self.served(evaluator.some(unseen), self.model, unseen=True).items():
-                    values[name][unseen] = column
-            table |= {f"{split}_{name}": column for name, column in values.items()}
-            table[f"{split}_samples"] = evaluator.index.counts
+        with threads(self.plan.threads), torch.no_grad():
+            for split, evaluator in self._evaluators.items():
+                values = self.served(evaluator, self.model)
+                if unseen.any():
+                    for name, column in self.served(evaluator.some(unseen), self.model, unseen=True).items():
+                        values[name][unseen] = column
+                table |= {f"{split}_{name}": column for name, column in values.items()}
+                table[f"{split}_samples"] = evaluator.index.counts
         return table
 
     # -- state ------------------------------------------------------------------------------------------------
