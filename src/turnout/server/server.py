@@ -434,15 +434,10 @@ class Server:
         """Federated loss and metrics over all clients (or the panel), and on the central test set."""
         population, measures = self.whole_population, dict[str, float]()
         for split, evaluator in self._evaluators.items():
-            importance = population.importance_at(self.now)[evaluator.clients]
-            values = self.served(evaluator, model)
-            measures |= distribution(split, values, importance, evaluator.index.counts)
-            unseen = ~population.joined(evaluator.clients, self.now)
-            if unseen.any():
-                others = evaluator.some(unseen)
-                importance = population.base_importance[others.clients]
-                values = self.served(others, model, unseen=True)
-                measures |= distribution(f"unseen_{split}", values, importance, others.index.counts)
+            values, counts, clients = self.served(evaluator, model), evaluator.index.counts, evaluator.clients
+            measures |= distribution(split, values, population.importance_at(self.now)[clients], counts)
+            unseen = ~population.joined(clients, self.now)
+            measures |= distribution(f"unseen_{split}", values, unseen * population.base_importance[clients], counts)
         if population.central is not None and self._served_by(False) is None:
             inputs, targets = self.central
             chunk = next(iter(self._evaluators.values())).chunk
@@ -450,14 +445,23 @@ class Server:
                 measures[f"central_{name}"] = float(sample.mean())
         return measures
 
-    def served(self, evaluator: Evaluator, model: Tensor, unseen: bool = False) -> dict[str, FloatArray]:
+    def served(self, evaluator: Evaluator, model: Tensor) -> dict[str, FloatArray]:
         """`[clients]` by measure, each client served as the algorithm serves it."""
-        personal = self._served_by(unseen)
-        return (
-            evaluator.global_model(model)
-            if personal is None
-            else evaluator.personal_models(personal, model, self.store)
-        )
+        unseen = ~self.whole_population.joined(evaluator.clients, self.now)
+        by = {rule: self._served_by(rule) for rule in (False, True)}
+        if not unseen.any() or by[False] is by[True] is None:
+            return self._serve(evaluator, model, by[False])
+        values: dict[str, FloatArray] = {}
+        for rule, rows in ((False, ~unseen), (True, unseen)):
+            part = self._serve(evaluator.some(rows), model, by[rule]) if rows.any() else {}
+            for name, column in part.items():
+                values.setdefault(name, np.empty(len(unseen)))[rows] = column
+        return values
+
+    def _serve(self, evaluator: Evaluator, model: Tensor, personal: Personal | None) -> dict[str, FloatArray]:
+        if personal is None:
+            return evaluator.global_model(model)
+        return evaluator.personal_models(personal, model, self.store)
 
     def _served_by(self, unseen: bool) -> Personal | None:
         adapted, kept = self.algorithm.adaptation(unseen), self.algorithm.predictor()
@@ -473,11 +477,7 @@ class Server:
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
         with threads(self.plan.threads), torch.no_grad():
             for split, evaluator in self._evaluators.items():
-                values = self.served(evaluator, self.model)
-                if unseen.any():
-                    for name, column in self.served(evaluator.some(unseen), self.model, unseen=True).items():
-                        values[name][unseen] = column
-                table |= {f"{split}_{name}": column for name, column in values.items()}
+                table |= {f"{split}_{name}": values for name, values in self.served(evaluator, self.model).items()}
                 table[f"{split}_samples"] = evaluator.index.counts
         return table
 

@@ -1,6 +1,6 @@
 """Tables 4.3 and 4.4 of Wu's thesis (Warwick), by task, algorithm, mean drop-out rate; fractions are `FRACTIONS`.
 
-Total times of the first task with C = 0.3 and drop-out rate 0.1 are damaged in the source and left out everywhere.
+Total times are left out: some are damaged in the source, and they follow from the others.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Size:
 
 
 class Curve(Observer):
-    """Training accuracy of the silos' average at every evaluation, with its round; and how far apart they end."""
+    """Training accuracy of the silos' average at every evaluation, with its round."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
