@@ -144,3 +144,19 @@ def test_who_has_left_has_no_part() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm.cloud_interval: 0 must be above 0"):
         HierFAVG(HALF, 1.0, cloud_interval=0)
+
+
+def test_the_weight_of_the_silent_may_stay_with_the_regional_model() -> None:
+    """By hand: of region 0 three quarters answer, of region 1 one half, of region 2 nobody."""
+    world = people(
+        [0, 0, 0, 0, 1, 1, 2],
+        [4.0, 4.0, 8.0, 99.0, 6.0, 99.0, 99.0],
+        devices=devices.table([1, 1, 1, 9, 1, 9, 9]),
+    )
+    result = simulate(HierFAVG(steps(1, 1.0), 5.0, 1.0, idle_fallback="regional"), world, 1, 2.0)
+    regional = [(4 + 4 + 8 + 2) / 4, (6 + 2) / 2, 2]
+    assert float(result.model[0]) == pytest.approx(np.dot([4 / 7, 2 / 7, 1 / 7], regional))
+    weights = dict(zip(result.jobs()["client"].tolist(), result.jobs()["weight"].tolist(), strict=True))
+    assert weights == pytest.approx({0: 1 / 7, 1: 1 / 7, 2: 1 / 7, 4: 1 / 7, 3: 0, 5: 0, 6: 0})
+    with pytest.raises(UserError, match=r"idle_fallback.*global.*none, regional"):
+        HierFAVG(HALF, LATE, idle_fallback="global")

@@ -12,26 +12,32 @@ import numpy as np
 import torch
 
 from turnout.algorithms.regional import Regional
-from turnout.errors import check_positive
+from turnout.errors import check_positive, unknown
 from turnout.regions.slack import woken
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+
+FALLBACKS = ("none", "regional")
 
 
 @dataclass
 class HierFAVG(Regional):
     """Each region draws ceil(`fraction` N_r) clients, which start from its own model, and waits for all of them or the
-    deadline: w_r <- sum_k n_k w_k / sum_k n_k over those that answered. In every `cloud_interval`-th round (kappa_2)
+    deadline: w_r <- sum_k n_k w_k / sum_k n_k over those that answered, or, with `idle_fallback` regional, over all its
+    clients, those that did not as its last model. In every `cloud_interval`-th round (kappa_2)
     w <- sum_r |D_r| / |D| w_r, and the regions go on from it: only that takes the time from edges to cloud and back.
 
     The model evaluated after any other round is the same average, which nobody has been sent.
     """
 
     cloud_interval: int = 10
+    idle_fallback: str = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("algorithm.cloud_interval", self.cloud_interval)
+        if self.idle_fallback not in FALLBACKS:
+            raise unknown("algorithm.idle_fallback", self.idle_fallback, FALLBACKS)
 
     def run(self, server: Server) -> None:
         for number in server.rounds():
@@ -49,11 +55,13 @@ class HierFAVG(Regional):
     def aggregate(self, server: Server, updates: Updates) -> None:
         samples, region = server.importance[updates.clients], self.region[updates.clients]
         covered = np.bincount(region, samples, minlength=len(self.models))
-        shares = samples / covered[region]
-        heard = torch.as_tensor(covered > 0, device=self.models.device)[:, None]
-        self.models = torch.where(heard, self.by_region(updates, shares), self.models)
+        whole = self.samples(server)
+        counted = whole if self.idle_fallback == "regional" else covered
+        counted = np.where(covered > 0, counted, 1)
+        shares = samples / counted[region]
+        idle = torch.as_tensor(1 - covered / counted).to(self.models)[:, None]
+        self.models = self.by_region(updates, shares) + idle * self.models
         if not len(updates):
             server.log("empty_round")
-        whole = self.samples(server)
         model = self.over_regions(whole) if whole.any() else server.model
         server.publish(model, updates, whole[region] * shares)

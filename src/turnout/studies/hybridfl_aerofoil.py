@@ -27,16 +27,17 @@ from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.studies import hybridfl_time
-from turnout.studies.hybridfl_time import SCHEMES, THESIS, algorithm, cells, whole_grid
+from turnout.studies.hybridfl_time import KEPT, SCHEMES, THESIS, algorithm, cells, whole_grid
 from turnout.studies.safa_accuracy import relative_accuracy
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
 from turnout.task import Task
 
-RIVALS = ("fedavg", "hierfavg")
+HIERARCHIES = {"": "hierfavg", ", silent clients kept": KEPT}  # the baseline as it is, and as it may have been
 
 
 @dataclass(frozen=True)
 class Size(hybridfl_time.Size):
+    schemes: tuple[str, ...] = (*SCHEMES, KEPT)
     lr: float = 3e-3
     target: float = 0.7
     share: float = 1.0  # of the data: every so many-th row
@@ -83,21 +84,20 @@ def _ratio(
     return lambda results: np.asarray(one(results) / other(results))
 
 
-def _not_worse(task: str) -> Callable[[Results], FloatArray]:
+def _not_worse(task: str, hierarchy: str) -> Callable[[Results], FloatArray]:
     def values(results: Results) -> FloatArray:
-        best = {scheme: cells(results, _of("best"), task, scheme) for scheme in SCHEMES}
-        rivals = np.maximum(*(best[scheme] for scheme in RIVALS))
-        return np.asarray((best["hybridfl"] - rivals).min(axis=(1, 2)))
+        best, *rivals = (cells(results, _of("best"), task, scheme) for scheme in ("hybridfl", "fedavg", hierarchy))
+        return np.asarray((best - np.maximum(*rivals)).min(axis=(1, 2)))
 
     return values
 
 
-def _least_energy(task: str) -> Callable[[Results], FloatArray]:
+def _least_energy(task: str, hierarchy: str) -> Callable[[Results], FloatArray]:
     """Mean over the cells in which all reach the target; 1 where there is none."""
 
     def values(results: Results) -> FloatArray:
-        spent = {scheme: cells(results, _of("energy"), task, scheme) for scheme in SCHEMES}
-        ratio = spent["hybridfl"] / np.minimum(*(spent[scheme] for scheme in RIVALS))
+        spent, *rivals = (cells(results, _of("energy"), task, scheme) for scheme in ("hybridfl", "fedavg", hierarchy))
+        ratio = spent / np.minimum(*rivals)
         known = np.isfinite(ratio)
         return np.asarray(np.where(known, ratio, 0).sum(axis=(1, 2)) / np.maximum(known.sum(axis=(1, 2)), 1))
 
@@ -106,14 +106,15 @@ def _least_energy(task: str) -> Callable[[Results], FloatArray]:
 
 def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]:
     """The headlines, for one task."""
-    yield Claim(
-        "never less accurate",
-        "HybridFL's best accuracy is at least that of the others in every cell.",
-        THESIS,
-        "best accuracy, HybridFL minus the better of FedAvg and HierFAVG, smallest over the grid",
-        _not_worse(task),
-        above=-0.01,
-    )
+    for kind, hierarchy in HIERARCHIES.items():
+        yield Claim(
+            f"never less accurate{kind}",
+            "HybridFL's best accuracy is at least that of the others in every cell.",
+            THESIS,
+            f"best accuracy, HybridFL minus the better of fedavg and {hierarchy}, smallest over the grid",
+            _not_worse(task, hierarchy),
+            above=-0.01,
+        )
     yield Claim(
         "rounds do not depend on drop-out",
         "HybridFL needs roughly as many rounds whatever the drop-out rate.",
@@ -133,7 +134,7 @@ def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]
         ),
         above=1.5,
     )
-    for rival in RIVALS:
+    for rival in ("fedavg", *HIERARCHIES.values()):
         yield Claim(
             f"faster than {rival} when most drop out",
             "Where most drop out and few are asked, HybridFL reaches the target many times sooner.",
@@ -142,14 +143,16 @@ def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]
             _ratio(_at_worst(task, rival, "seconds"), _at_worst(task, "hybridfl", "seconds")),
             above=faster,
         )
-    yield Claim(
-        "least energy",
-        "Devices spend the least until the target with HybridFL.",
-        THESIS,
-        "watt hours a device to the target, HybridFL over the lower of the others, mean over cells where all reach it",
-        _least_energy(task),
-        below=1,
-    )
+    for kind, hierarchy in HIERARCHIES.items():
+        yield Claim(
+            f"least energy{kind}",
+            "Devices spend the least until the target with HybridFL.",
+            THESIS,
+            f"watt hours a device to the target, HybridFL over the lower of fedavg and {hierarchy}, "
+            "mean over cells where all reach it",
+            _least_energy(task, hierarchy),
+            below=1,
+        )
 
 
 class HybridFLTraining(Study):
@@ -207,7 +210,8 @@ ReLU network, 600 rounds of 5 full-batch steps, lr 3e-3; C = 0.1, 0.3, 0.5; mean
 links, drop-outs and energy of the thesis. Accuracy is 1 - mean |y - y'| / max(y, y'), the target 0.7.
 Other than in the source: hidden sizes, batch and split are not published; lr 3e-3 with the whole batch instead of 1e-4
 with an unknown one, chosen on a seed outside of the study so that FedAvg needs about as many rounds as published where
-few drop out; slack estimated by `count_late`; several seeds."""
+few drop out; slack estimated by `count_late`; HierFAVG both with the average of those who answered and with the weight
+of the silent left at the regional model, as the source does not say; several seeds."""
     sizes = {
         "small": Size(
             rounds=3, tasks=("aerofoil",), fractions=(0.1, 0.5), dropouts=(0.1, 0.6), target=0.0, stand_in=True

@@ -32,6 +32,7 @@ from turnout.studies.study import Claim, Experiment, Measures, Results, Study, T
 
 ROWS = {"aerofoil": 1503, "mnist": 70_000}
 SCHEMES = ("fedavg", "hierfavg", "hybridfl")
+KEPT = "hierfavg_kept"  # the weight of silent clients stays with the regional model
 THESIS = "Wu, thesis, section 4.5"
 SATURATED = ("mnist", 0.6, 0.5)  # task, drop-out rate, fraction: too few survive for the quota
 
@@ -42,6 +43,7 @@ class Size:
     tasks: tuple[str, ...] = tuple(TASKS)
     fractions: tuple[float, ...] = FRACTIONS
     dropouts: tuple[float, ...] = DROPOUTS
+    schemes: tuple[str, ...] = SCHEMES
 
 
 def algorithm(scheme: str, task: HybridFLTask, fraction: float) -> Algorithm:
@@ -51,6 +53,8 @@ def algorithm(scheme: str, task: HybridFLTask, fraction: float) -> Algorithm:
         return FedAvg(task.local, drawn, deadline=task.deadline, wait_for_crashed=True)
     if scheme == "hierfavg":
         return HierFAVG(task.local, task.deadline, fraction, CLOUD_INTERVAL)
+    if scheme == KEPT:
+        return HierFAVG(task.local, task.deadline, fraction, CLOUD_INTERVAL, idle_fallback="regional")
     return HybridFL(task.local, task.deadline, fraction)
 
 
@@ -86,7 +90,7 @@ def published(table: dict[str, dict[float, tuple[float, float, float]]], scheme:
 def whole_grid(seeds: Sequence[int], size: Size, trials: Trials) -> None:
     """Ask for every cell of the tables."""
     names = ("seed", "task", "dropout", "fraction", "scheme")
-    grid = product(seeds, size.tasks, size.dropouts, size.fractions, SCHEMES)
+    grid = product(seeds, size.tasks, size.dropouts, size.fractions, size.schemes)
     every: list[Trial] = [dict(zip(names, values, strict=True)) for values in grid]
     trials.all(every)
 
