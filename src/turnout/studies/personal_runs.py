@@ -7,7 +7,7 @@ train. At the end every client is served as its method serves it, and tested on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from turnout import registry
 from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.local.sgd import LocalSGD
-from turnout.options import options_of
 from turnout.population.population import Population
 from turnout.random import FloatArray
 from turnout.sampling.full import Full
@@ -48,7 +47,7 @@ def algorithm(method: str, lr: float, size: Size) -> Algorithm:
     """With one local epoch a round, everybody taking part, and the method's own defaults."""
     kind = registry.find("algorithm", method)
     local = LocalSGD(lr, batch_size=size.batch_size)
-    sampler = {"sampler": Full()} if "sampler" in options_of(kind) else {}
+    sampler = {"sampler": Full()} if "sampler" in {field.name for field in fields(kind) if field.init} else {}
     made: Algorithm = kind(local, **sampler)
     return made
 
