@@ -73,9 +73,16 @@ def _of(name: str) -> Callable[[Measures], float]:
     return lambda measures: float(measures.get(name, np.inf))
 
 
-def _at_worst(task: str, scheme: str, quantity: str, dropout: int = -1) -> Callable[[Results], FloatArray]:
+def _seconds(rounds: int) -> Callable[[Measures], float]:
+    """Until the target; where it was not reached, as long as the run lasted, which is less than it would take."""
+    return lambda measures: float(measures.get("seconds", measures["round_seconds"] * rounds))
+
+
+def _at_worst(
+    task: str, scheme: str, quantity: Callable[[Measures], float], dropout: int = -1
+) -> Callable[[Results], FloatArray]:
     """Where the fewest are asked, at a drop-out rate (of those tried, by place)."""
-    return lambda results: np.asarray(cells(results, _of(quantity), task, scheme)[:, dropout, 0])
+    return lambda results: np.asarray(cells(results, quantity, task, scheme)[:, dropout, 0])
 
 
 def _ratio(
@@ -104,7 +111,7 @@ def _least_energy(task: str, hierarchy: str) -> Callable[[Results], FloatArray]:
     return values
 
 
-def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]:
+def claims_of(task: str, faster: float, slower_rounds: int) -> Iterator[Claim]:
     """The headlines, for one task."""
     for kind, hierarchy in HIERARCHIES.items():
         yield Claim(
@@ -120,7 +127,7 @@ def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]
         "HybridFL needs roughly as many rounds whatever the drop-out rate.",
         THESIS,
         "rounds to the target with the highest drop-out rate over those with the lowest, HybridFL, fewest asked",
-        _ratio(_at_worst(task, "hybridfl", "rounds"), _at_worst(task, "hybridfl", "rounds", 0)),
+        _ratio(_at_worst(task, "hybridfl", _of("rounds")), _at_worst(task, "hybridfl", _of("rounds"), 0)),
         below=1.5,
     )
     yield Claim(
@@ -129,8 +136,8 @@ def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]
         THESIS,
         "the same, FedAvg, for which a target never reached counts as one more round",
         lambda results: np.asarray(
-            np.minimum(_at_worst(task, "fedavg", "rounds")(results), slower_rounds)
-            / np.minimum(_at_worst(task, "fedavg", "rounds", 0)(results), slower_rounds)
+            np.minimum(_at_worst(task, "fedavg", _of("rounds"))(results), slower_rounds)
+            / np.minimum(_at_worst(task, "fedavg", _of("rounds"), 0)(results), slower_rounds)
         ),
         above=1.5,
     )
@@ -139,8 +146,9 @@ def claims_of(task: str, faster: float, slower_rounds: float) -> Iterator[Claim]
             f"faster than {rival} when most drop out",
             "Where most drop out and few are asked, HybridFL reaches the target many times sooner.",
             THESIS,
-            f"seconds to the target, {rival} over HybridFL; {faster:g} times is asked (half of what is published)",
-            _ratio(_at_worst(task, rival, "seconds"), _at_worst(task, "hybridfl", "seconds")),
+            f"seconds to the target, {rival} over HybridFL; {faster:g} times is asked (half of what is published); "
+            "a rival that never reaches it counts with its whole run",
+            _ratio(_at_worst(task, rival, _seconds(slower_rounds - 1)), _at_worst(task, "hybridfl", _of("seconds"))),
             above=faster,
         )
     for kind, hierarchy in HIERARCHIES.items():
