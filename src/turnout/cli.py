@@ -1,4 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study | topology`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | study | topology
+| streams`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
+from turnout.attack_cli import attack
 from turnout.command import Json, print_json, sentences
 from turnout.display import (
     client_columns,
@@ -32,6 +34,7 @@ from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
 from turnout.run import execute
+from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
 
@@ -304,12 +307,14 @@ def _last_row(folder: Path) -> dict[str, Any]:
     return row
 
 
+app.command()(attack)
 study_app = typer.Typer(
     help="Published conclusions, tried here: setting, claim, measured, verdict.\n\nExample: turnout study list",
     no_args_is_help=True,
 )
 app.add_typer(study_app, name="study")
 app.add_typer(topology_app, name="topology")
+app.add_typer(streams_app, name="streams")
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 

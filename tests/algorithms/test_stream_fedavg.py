@@ -162,7 +162,7 @@ def test_the_error_does_not_vanish_with_a_memory_of_one() -> None:
 
     best = torch.tensor([(1 - 1.5) / 1.5, 1 - 1 - (1 - 1.5) / 1.5], dtype=torch.float64)
     assert risk(best) == pytest.approx(0.25 * (4 / 1.5 + 2))
-    assert risk(average) - risk(best) == pytest.approx(0.0833, abs=0.01)
+    assert risk(average) - risk(best) == pytest.approx(0.0833, abs=0.02)
     assert risk(result.server.model) - risk(best) > 0.5  # the last one has forgotten the first sample
     assert result.server.measures["train_loss"] == pytest.approx(risk(average))  # what is evaluated
 
