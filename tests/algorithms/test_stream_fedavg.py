@@ -84,8 +84,8 @@ def test_historical_clients_alone_make_no_noise() -> None:
 
 
 def test_a_round_trains_on_the_memories_of_its_time() -> None:
-    """By hand, with the weights of the optimum; rounds last a second, as periods do. The weight of who has nothing is
-    lost."""
+    """By hand, with the weights of the optimum; rounds last a second, as periods do. Who has nothing does not
+    count: p_m^(t) sums to 1 (O9)."""
     people = population().streaming(arriving.replay([1, 0, 2]), Latest(), fresh=[1, 4])
     p = optimal_importance(np.array(SIZES), np.isin(np.arange(8), [1, 4]), 0.9)
     _, seen = run(people, weighting="optimal", ratio=0.9)
@@ -93,8 +93,9 @@ def test_a_round_trains_on_the_memories_of_its_time() -> None:
         rows = people.samples(np.arange(8), np.full(8, float(number)))
         there = np.flatnonzero(rows.counts)
         assert (len(there) == 8) == (number % 3 != 1)
-        assert seen.weights[number] == pytest.approx({int(i): p[i] for i in there})
-        pull = sum(p[i] * gradient(people, before, rows.row(i)) for i in there)
+        now = p / p[there].sum()
+        assert seen.weights[number] == pytest.approx({int(i): now[i] for i in there})
+        pull = sum(now[i] * gradient(people, before, rows.row(i)) for i in there)
         assert after == pytest.approx(before - 0.2 * pull, abs=1e-12)
 
 
@@ -170,7 +171,7 @@ def test_the_error_does_not_vanish_with_a_memory_of_one() -> None:
 def test_the_averaged_output_is_the_mean_of_the_models_by_the_weights_used() -> None:
     people = population().streaming(arriving.replay([1, 0, 2]), Latest(), fresh=[1, 4])
     result, seen = run(people, output_of="averaged")
-    totals = [sum(weights.values()) for weights in seen.weights]
+    totals = [sum(SIZES[client] for client in weights) / sum(SIZES) for weights in seen.weights]  # q^(t)
     mean = sum(w * m for w, m in zip(totals, seen.models, strict=False)) / sum(totals)
     assert min(totals) < max(totals)
     assert result.model == pytest.approx(mean, abs=1e-12)

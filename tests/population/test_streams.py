@@ -35,7 +35,8 @@ def test_constant_spread_and_replayed_arrivals() -> None:
     assert counts_of(arriving.constant(3), 8)[0] == [3, 3, 2]
     assert counts_of(arriving.constant(0.5), 3)[0] == [1, 0, 1, 0, 1]
     assert counts_of(arriving.constant(1.5), 6)[0] == [2, 1, 2, 1]
-    assert counts_of(arriving.spread(4), 10)[0] == [3, 3, 3, 1]
+    assert counts_of(arriving.spread(4), 10)[0] == [3, 2, 3, 2]
+    assert counts_of(arriving.spread(4), 3)[0] == [1, 1, 1]
     assert counts_of(arriving.replay([2, 0, 1]), 7)[0] == [2, 0, 1, 2, 0, 1, 1]
 
 

@@ -30,9 +30,9 @@ class StreamFedAvg(FedAvg):
     same among `historical` or among `fresh` clients only, a number for the share of all that historical ones have, as
     minimises the bound for a `ratio` c2 / c1 (`optimal`), or by what those who answer have stored now (`memory`).
 
-    Clients without a sample are not asked, and their weight is lost unless `normalise` is responders. `averaged` output
-    is the mean of the rounds' models, sum_t q^(t) theta^(t), q^(t) in proportion to the weights used in round t. With a
-    `radius` the model stays in that ball around 0.
+    In a round p_m^(t) is p_m over the sum of those who have a sample then: the others are not asked. Who is away all
+    the same loses its weight, unless `normalise` is responders. `averaged` output is sum_t q^(t) theta^(t), the mean of
+    the rounds' models by the p_m that had a part in them. With a `radius` the model stays in that ball around 0.
     """
 
     weighting: str | float = "uniform"
@@ -40,7 +40,8 @@ class StreamFedAvg(FedAvg):
     output_of: str = "last"
     radius: float | None = None
     average: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
-    total: float = field(default=0.0, init=False)  # weights used so far
+    total: float = field(default=0.0, init=False)  # what had a part so far
+    filled: float = field(default=1.0, init=False)  # p_m of those with a sample in this round
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,17 +65,22 @@ class StreamFedAvg(FedAvg):
             importance = grouped(n, fresh, float(share))
         return replace(population, importance=importance)
 
+    def choose(self, server: Server) -> Selection:
+        empty = ~server.population.has_samples(server.population.ids, server.now)
+        self.filled = 1.0 if empty.all() else 1.0 - float(server.importance[empty].sum())
+        return super().choose(server)
+
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         if self.weighting == "memory":
             return np.asarray(updates.samples / max(1, updates.samples.sum()))
-        return super().weights(server, updates, chosen)
+        return super().weights(server, updates, chosen) / self.filled
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
-        weight = float(self.weights(server, updates, chosen).sum())
-        self.total += weight
-        if weight:
-            before = server.model if self.total == weight else self.average
-            self.average = before + (weight / self.total) * (server.model - before)
+        part = self.filled * float(self.weights(server, updates, chosen).sum())
+        self.total += part
+        if part:
+            before = server.model if self.total == part else self.average
+            self.average = before + (part / self.total) * (server.model - before)
         super().aggregate(server, updates, chosen)
 
     def output(self, model: Tensor) -> Tensor:

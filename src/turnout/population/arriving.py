@@ -27,9 +27,13 @@ def constant(rate: float = 1.0) -> Arrivals:
 
 
 def spread(periods: int = 100) -> Arrivals:
-    """Evenly over so many periods: ceil(N_m / periods) in each, until there are no more."""
+    """Evenly over so many periods: in each N_m / periods, or one of the two whole numbers around it."""
     _check("periods", periods)
-    return lambda _seed, samples, _period: -(-samples // periods)
+
+    def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
+        return -(-samples * (period + 1) // periods) + (-samples * period // periods)
+
+    return counts
 
 
 def once(periods: int = 100) -> Arrivals:
