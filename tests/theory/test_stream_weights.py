@@ -269,12 +269,14 @@ def test_noise_bound_of_quadratics() -> None:
     assert noise == pytest.approx((1 - 1 / 50) * limit**2, rel=0.02)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 30.0, math.inf])
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.35, 0.5, 30.0, math.inf])
 def test_clients_without_samples_have_no_importance_and_change_nothing(ratio: float) -> None:
     n, fresh = np.array([3.0, 0, 5, 0, 2]), np.array([False, False, True, True, True])
     p = optimal_importance(n, fresh, ratio)
     np.testing.assert_allclose(p[n > 0], optimal_importance(n[n > 0], fresh[n > 0], ratio), atol=1e-15)
     assert p[n == 0].tolist() == [0, 0]
+    for limit in (theory.historical_threshold, theory.crossover_ratio):
+        assert limit(n, fresh) == pytest.approx(limit(n[n > 0], fresh[n > 0]))
     assert math.isfinite(theory.stream_bound(p, n, fresh, 0, 1, 1))
     assert theory.stream_bound([0, 1, 0, 0, 0], n, fresh, 0, 1, 1) == math.inf
 

@@ -155,7 +155,7 @@ def _claims() -> Iterator[Claim]:
     )
     yield from claim(
         "and for no others",
-        "Where it ends to be depends on nu: at sqrt(nu / M_f).",
+        "Where that ends depends on nu: at sqrt(nu / M_f).",
         f"{APPENDIX}; the number {DERIVED}",
         "1 - historical share at 100.1 % of that ratio, smallest over nu",
         lambda measures: 1 - max(measures["beyond"]),

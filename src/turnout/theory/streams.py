@@ -104,8 +104,6 @@ def optimal_importance(n: ArrayLike, fresh: ArrayLike, ratio: float) -> FloatArr
     _check_ratio(ratio)
     n, fresh = shares(n, fresh)
     own, nu = n[fresh], float(n[~fresh].sum())
-    if math.isinf(ratio):
-        return n
     if nu and ratio <= historical_threshold(n, fresh):
         return historical(n, fresh)
     low, high = 0.0, 1.0
