@@ -15,7 +15,7 @@ from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.attack_cli import attack
-from turnout.command import Json, print_json, sentences
+from turnout.command import Json, Overrides, Source, print_json, sentences
 from turnout.display import (
     client_columns,
     err,
@@ -44,8 +44,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 KINDS = (
     "algorithms", "samplers", "datasets", "availability", "adversaries", "devices", "models", "partitions", "configs",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -10,11 +11,13 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from turnout.command import Json, print_json, sentences
+from turnout import config
+from turnout.cohort.probe import probe_ratio
+from turnout.command import Json, Overrides, Source, print_json, sentences
 from turnout.display import out
 from turnout.errors import UserError
 from turnout.files import write_text
-from turnout.theory.stream_constants import estimated_ratio
+from turnout.local.sgd import LocalSGD
 from turnout.theory.stream_curves import pictures
 from turnout.theory.stream_plan import OPTIMAL, StreamPlan, stream_plan
 
@@ -51,25 +54,36 @@ def show_weights(
 
 @streams_app.command("ratio")
 def show_ratio(
-    loss: Annotated[float, typer.Option(help="B, a bound of the loss; for C classes log(C).")],
-    diameter: Annotated[float, typer.Option(help="D, the longest way of a model in a few local steps.")],
-    gradient: Annotated[float, typer.Option(help="G, the largest norm of a gradient on the way.")],
-    parameters: Annotated[int, typer.Option(help="Of the model.")],
-    samples: Annotated[float, typer.Option(help="Of all clients by the end.")],
-    fresh_clients: Annotated[int, typer.Option(help="How many store only the latest.")],
+    source: Source,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(help="Local steps that every historical client takes.", min=1)] = 10,
     as_json: Json = False,
 ) -> None:
-    """Estimate c2 / c1 from what a few local steps show before training.
+    """Estimate c2 / c1 before training, from a few local steps of the historical clients.
 
-    Example: turnout streams ratio --loss 2.3 --diameter 1 --gradient 5.5 --parameters 3353034 --samples 50000
-    --fresh-clients 25
+    Example: turnout streams ratio digits stream.name=spread stream.fresh=0.5
     """
     with sentences():
-        ratio = estimated_ratio(loss, diameter, gradient, parameters, samples, fresh_clients)
+        built, _, _ = config.build(config.read(source, overrides or []))
+        local = getattr(built.algorithm, "local", None)
+        if not isinstance(local, LocalSGD):
+            raise UserError("streams ratio: this algorithm has no local steps to take")
+        found = probe_ratio(built.task, built.population, local, steps=steps, plan=built.plan, seed=built.seed)
+        stream = built.population.stream
+        assert stream is not None
+        plan = stream_plan(built.population.train.counts, stream.fresh, found.ratio)
+        share = plan.strategies[0].historical_share
         if as_json:
-            print_json({"ratio": ratio})
-        else:
-            out.print(f"c2 / c1 = {ratio:.4g}", highlight=False)
+            print_json({**asdict(found), "historical_share": share})
+            return
+        figures = f"B = {found.loss:.4g}, D = {found.diameter:.4g}, G = {found.slope:.4g}"
+        out.print(f"c2 / c1 = {found.ratio:.4g} ({figures})", highlight=False)
+        out.print(
+            f"Historical clients have {plan.historical_samples:.3f} of the samples and should count {share:.3f}: "
+            f"algorithm.name=stream_fedavg algorithm.weighting=optimal algorithm.ratio={found.ratio:.4g}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @streams_app.command("curves")

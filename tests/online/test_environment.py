@@ -94,7 +94,7 @@ def test_no_sample_comes_twice_and_the_horizon_is_where_a_source_runs_out() -> N
         numbers_taken = torch.cat([part.inputs.flatten() for part in taken])
         assert len(numbers_taken.unique()) == len(numbers_taken)
         assert bool(((numbers_taken % 10).long() == torch.cat([part.targets.flatten() for part in taken])).all())
-    assert sorted(stream.everything()[0].flatten().tolist()) == sorted(
+    assert sorted(stream.everything(stream.horizon)[0].flatten().tolist()) == sorted(
         torch.cat([stream.samples(step).inputs.flatten() for step in range(stream.horizon)]).tolist()
     )
     with pytest.raises(IndexError):

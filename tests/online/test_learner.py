@@ -146,7 +146,7 @@ def test_running_means_stifle_gradient_steps() -> None:
 
 def test_constant_weights_are_found() -> None:
     """online-mixtures.md 15: pi_t goes to pi* and the mean regret to 0, on data whose weights stay. Mixing with equal
-    weights (3.4) at every step would keep it from 0: its pull is m beta = 0.03, that of the loss eta = 0.026 at the end."""
+    weights (3.4) at every step would keep it from 0: it pulls by m beta = 0.03, the loss by eta = 0.026 at the end."""
     stream = GaussianStream(CENTRES, 6, 40, Proportions(1.0, math.inf))
     learner = femomd(6, omd_lr=Anytime(0.3))
     tracker = follow(learner, stream, 150, each=6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from turnout.online.regret import (
     smoothed,
 )
 from turnout.online.samples import Samples
+from turnout.random import FloatArray
 
 
 def of_play(means: Tensor, played: Tensor, truths: Tensor, told: bool = True) -> RegretTracker:
@@ -44,7 +47,7 @@ def of_play(means: Tensor, played: Tensor, truths: Tensor, told: bool = True) ->
 def test_the_comparator_is_the_time_average(gap: float) -> None:
     """online-mixtures.md 13, which says so of separated sources only. It is so of all: over all densities q the sum of
     KL(p_s, q) is least at the mean of the p_s, which is the mixture by the mean of the weights. EM finds the same."""
-    means, truths = numbers([0], [gap], [2.5 * gap]), torch.stack([weights(f"truth {s}", 4, 3) for s in range(5)])
+    means, truths = numbers([0], [gap], [2.5 * gap]), torch.stack([weights(f"truth {s}", 4, 3) for s in range(3)])
     found = of_play(means, truths[0], truths).comparator()
     torch.testing.assert_close(found, truths.mean(0))
     searched = of_play(means, truths[0], truths, told=False).comparator()
@@ -154,67 +157,63 @@ def test_accuracy_regret_and_smoothing() -> None:
 
 # the reference growth
 
-TIMES = (30, 120)
+SHORT, LONG = (30, 120), (75, 300)
 
 
-def world(clients: int, size: int, scale: float, seed: int) -> GaussianStream:
-    return GaussianStream(gaussian_centres(3, 5, scale, seed), clients, size, seed=seed)
-
-
-def femomd(stream: GaussianStream) -> Learner:
-    return FEMOMD(GAUSSIANS, near(stream.centres, 1 / 16, stream.seed), stream.clients, seed=stream.seed)
+def femomd(stream: GaussianStream, **options: Any) -> Learner:
+    return FEMOMD(GAUSSIANS, near(stream.centres, 1 / 16, stream.seed), stream.clients, seed=stream.seed, **options)
 
 
 def regrets(
-    clients: int, size: int, scale: float = 5.0, make: Callable[[GaussianStream], Learner] = femomd, seeds: int = 1
-) -> np.ndarray:
-    """`[len(TIMES)]` mean regret of a client against the best of all the time, mean over seeds."""
+    clients: int,
+    size: int,
+    scale: float = 5.0,
+    make: Callable[[GaussianStream], Learner] = femomd,
+    times: tuple[int, ...] = SHORT,
+    seeds: int = 1,
+) -> FloatArray:
+    """`[len(times)]` mean regret of a client against the best of all the time, mean over seeds."""
     curves = []
     for seed in range(seeds):
-        stream = world(clients, size, scale, seed)
-        tracker = follow(make(stream), stream, TIMES[-1], each=5)
-        curves.append(tracker.curve(TIMES, tracker.comparator()).mean(0))
-    return np.mean(curves, axis=0)
+        stream = GaussianStream(gaussian_centres(3, 5, scale, seed), clients, size, seed=seed)
+        tracker = follow(make(stream), stream, times[-1], each=5)
+        curves.append(tracker.curve(times, tracker.comparator()).mean(0))
+    return np.asarray(np.mean(curves, axis=0))
 
 
 def test_reference_growth() -> None:
-    """online-mixtures.md 17, in short: 120 steps instead of 300. Regret falls with clients and samples; two
-    clients with one sample each never learn the sources. Published figures compare with the best fixed weights of the
-    whole run at all times. The published ratio above 3.5 at s = 0.3 is not asserted: it is below, 2.9 of three seeds,
-    and says more of the comparator than of the sources (below 2 with the best for each time)."""
-    few, some, many = regrets(2, 1, seeds=2), regrets(5, 1), regrets(50, 1)
+    """online-mixtures.md 17, in short: 120 steps where 300 are not needed. Regret falls with clients and with samples;
+    two clients with one sample each never learn the sources, and theirs is linear. As in the published figures, all
+    times are compared with the best fixed weights of the whole run. The published ratio above 3.5 at s = 0.3 is about 3
+    here, and comes from that comparator: against the best for each time it is below 2."""
+    few, some, many = regrets(2, 1, seeds=2), regrets(5, 1, seeds=2), regrets(50, 1)
     assert few[-1] > some[-1] > many[-1] > 0
     assert few[-1] / few[0] > 3.5
-    assert many[-1] / many[0] < 2.5
-    plenty = regrets(20, 30)
-    assert regrets(20, 1)[-1] > plenty[-1]
-    assert plenty[-1] / plenty[0] < 3
-    near_by = regrets(20, 30, 0.3)
-    assert near_by[-1] / near_by[0] > plenty[-1] / plenty[0]
+    assert many[-1] / many[0] < 3
+    apart, near_by = regrets(20, 30, times=LONG), regrets(20, 30, 0.3, times=LONG)
+    assert regrets(20, 1)[-1] > apart[-1]
+    assert apart[-1] / apart[0] < 2.5 < near_by[-1] / near_by[0]
 
 
 def test_the_floor_and_a_small_rate_are_needed() -> None:
     """online-mixtures.md 3.4: with eta = sqrt(log m / t) and a floor of 1e-6 weights jump from corner to corner."""
 
-    def bold(stream: GaussianStream) -> Learner:
-        start = near(stream.centres, 1 / 16, stream.seed)
-        return FEMOMD(GAUSSIANS, start, stream.clients, omd_lr=Anytime(1.0), weight_floor=1e-6)
-
-    found = regrets(20, 30, make=bold)
+    found = regrets(20, 30, make=partial(femomd, omd_lr=Anytime(1.0), weight_floor=1e-6))
     assert found[-1] > 50 * regrets(20, 30)[-1]
+
+
+def of_kind(kind: type[FEMOMD], stream: GaussianStream) -> Learner:
+    return kind(GAUSSIANS, near(stream.centres, 1 / 16, stream.seed), stream.clients)
 
 
 def test_who_does_better() -> None:
     """Weights that change at every step: the last estimate is a bad guess, one Gaussian cannot be a mixture, and
     clients alone hardly find the sources. Who takes the mean of the past is near the best."""
-    kinds: dict[str, Callable[[GaussianStream], Learner]] = {
-        kind.__name__: lambda stream, kind=kind: kind(
-            GAUSSIANS, near(stream.centres, 1 / 16, stream.seed), stream.clients
-        )
-        for kind in (FEMOMD, LastStep, FollowTheLeader, StaticFedEM, LocalEMOMD)
+    kinds = {
+        kind.__name__: partial(of_kind, kind) for kind in (FEMOMD, LastStep, FollowTheLeader, StaticFedEM, LocalEMOMD)
     }
     kinds["FedOMD"] = lambda stream: FedOMD(GAUSSIANS, stream.centres.mean(0, keepdim=True), stream.clients)
-    found = {name: float(regrets(10, 5, make=make)[-1]) for name, make in kinds.items()}
+    found = {name: float(regrets(10, 5, make=make, times=(60,))[-1]) for name, make in kinds.items()}
     assert found["FEMOMD"] < min(found[name] for name in ("LastStep", "LocalEMOMD", "FedOMD"))
     assert found["FollowTheLeader"] < found["LastStep"]
     assert all(math.isfinite(value) for value in found.values())
@@ -222,7 +221,7 @@ def test_who_does_better() -> None:
 
 def test_what_is_played_is_what_is_judged() -> None:
     """`follow` judges the play of a step by that step's points, before it is learnt from."""
-    stream = world(2, 3, 5.0, 0)
+    stream = GaussianStream(gaussian_centres(3, 5, 5.0, 0), 2, 3)
     learner, tracker = femomd(stream), follow(femomd(stream), stream, 2, each=8)
     played, losses = [], []
     for step in range(2):
