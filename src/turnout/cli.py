@@ -45,7 +45,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 KINDS = (
-    "algorithms", "samplers", "datasets", "availability", "adversaries", "devices", "models", "partitions", "configs",
+    "algorithms", "samplers", "datasets", "streams", "memories", "availability", "adversaries", "devices", "models",
+    "partitions", "configs",
 )  # fmt: skip
 
 
@@ -204,6 +205,8 @@ def _listing() -> dict[str, dict[str, Any]]:
         "algorithms": modules("algorithm"),
         "samplers": modules("sampler"),
         "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
+        "streams": described(config.ARRIVALS),
+        "memories": described(config.MEMORIES),
         "availability": described(config.AVAILABILITY),
         "adversaries": described(config.ADVERSARIES),
         "devices": described(config.DEVICES),
@@ -246,6 +249,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "algorithm": {n: registry.find("algorithm", n) for n in registry.names("algorithm")},
             "sampler": {n: registry.find("sampler", n) for n in registry.names("sampler")},
             "data": {n: datasets.loader(n) for n in datasets.names()},
+            "stream": config.ARRIVALS,
+            "memory": config.MEMORIES,
             "availability": config.AVAILABILITY,
             "adversary": config.ADVERSARIES,
             "devices": config.DEVICES,
