@@ -59,8 +59,7 @@ def poisson(rate: float = 1.0) -> Arrivals:
 
 
 def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
-    """`rate` samples in each period of a burst, none between. Of every `cycle` periods a burst takes `length`, from a
-    moment of the client's own."""
+    """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
     _check("rate", rate)
     _check("cycle", cycle)
     if not 1 <= length <= cycle:
