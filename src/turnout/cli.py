@@ -31,6 +31,8 @@ from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
+from turnout.population.arriving import ARRIVALS
+from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
 from turnout.run import execute
@@ -205,8 +207,8 @@ def _listing() -> dict[str, dict[str, Any]]:
         "algorithms": modules("algorithm"),
         "samplers": modules("sampler"),
         "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
-        "streams": described(config.ARRIVALS),
-        "memories": described(config.MEMORIES),
+        "streams": described(ARRIVALS),
+        "memories": described(MEMORIES),
         "availability": described(config.AVAILABILITY),
         "adversaries": described(config.ADVERSARIES),
         "devices": described(config.DEVICES),
@@ -249,8 +251,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "algorithm": {n: registry.find("algorithm", n) for n in registry.names("algorithm")},
             "sampler": {n: registry.find("sampler", n) for n in registry.names("sampler")},
             "data": {n: datasets.loader(n) for n in datasets.names()},
-            "stream": config.ARRIVALS,
-            "memory": config.MEMORIES,
+            "stream": ARRIVALS,
+            "memory": MEMORIES,
             "availability": config.AVAILABILITY,
             "adversary": config.ADVERSARIES,
             "devices": config.DEVICES,
