@@ -117,6 +117,8 @@ def test_samples_come_in_an_order_of_the_seed() -> None:
     other = replace(data, inputs=data.inputs[shuffled], targets=data.targets[shuffled])
     streams = [LabelledStream(data, classes_in_order(10, 4), 3, 4, seed=seed) for seed in (0, 0, 1)]
     first, again, another = (stream.samples(0).inputs for stream in streams)
+    taken = torch.cat([streams[0].samples(step).inputs.flatten() for step in range(5)])
+    assert float(taken.max()) > 300  # not the head of the data
     assert torch.equal(first, again)
     assert not torch.equal(first, another)
     assert LabelledStream(other, classes_in_order(10, 4), 3, 4).horizon == streams[0].horizon

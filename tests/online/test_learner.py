@@ -194,12 +194,24 @@ def test_clients_without_samples_keep_their_weights_and_count_nothing() -> None:
     """online-mixtures.md 3.8: the sources are the same as if they were not there."""
     samples = GaussianStream(CENTRES, 4, 6).samples(0)
     one, other = femomd(gradient="samples"), femomd(2, gradient="samples")
+    kept = one.weights[[0, 2]] = numbers([0.5, 0.3, 0.2], [0.005, 0.2, 0.795])
     one.play(), other.play()
     one.observe({1: samples.inputs[1], 3: samples.inputs[3]})
     other.observe({0: samples.inputs[1], 1: samples.inputs[3]})
     torch.testing.assert_close(one.components, other.components)
     torch.testing.assert_close(one.weights[[1, 3]], other.weights)
-    assert torch.equal(one.weights[[0, 2]], torch.full((2, 3), 1 / 3, dtype=torch.float64))
+    assert torch.equal(one.weights[[0, 2]], kept)
+
+
+def test_every_step_has_draws_of_its_own() -> None:
+    """Of the gradient over draws of the model: they differ from step to step, not from run to run."""
+    learner, again, samples = femomd(), femomd(), labelled(4, 5)
+    points = []
+    for learner.step in (1, 2):
+        points.append(learner._points(learner.weights, samples)[0])
+    again.step = 2
+    assert not torch.equal(points[0], points[1])
+    assert torch.equal(again._points(learner.weights, samples)[0], points[1])
 
 
 def test_clients_join() -> None:

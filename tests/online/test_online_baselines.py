@@ -52,6 +52,7 @@ def test_follow_the_leader() -> None:
     learner.observe({0: STREAM.samples(3).inputs[0]})
     assert torch.equal(learner.weights[1], kept)
     learner.join()
+    assert learner.explained[1].sum() == pytest.approx(3)
     learner.play()
     learner.observe({4: STREAM.samples(3).inputs[0], 1: STREAM.samples(4).inputs[1]})
     ahead = floored(federated_em(GAUSSIANS, learner.components, STREAM.samples(3), 5)[1], 0.01)[0]
@@ -161,3 +162,6 @@ def test_runs_resume(kind: type[Learner]) -> None:
     run(third, 1)
     for name, value in whole.state_dict().items():
         assert torch.equal(third.state_dict()[name], value), name
+    whole.join()
+    third.load_state_dict(whole.state_dict())
+    assert third.clients == 5

@@ -118,6 +118,13 @@ def test_one_source_is_the_mean() -> None:
     assert pi.tolist() == [[1.0]] * 4
 
 
+def test_weights_begin_equal_at_every_step() -> None:
+    """online-mixtures.md 3.2: they may have jumped since the last one."""
+    samples, means = Samples.full(drawn("x", 3, 6, 2)), drawn("means", 2, 2)
+    expected = em_step(GAUSSIANS, means, torch.full((3, 2), 0.5, dtype=torch.float64), samples)
+    torch.testing.assert_close(federated_em(GAUSSIANS, means, samples, 1), expected)
+
+
 def test_parts_of_its_own_for_each_step() -> None:
     """online-mixtures.md 3.5: batch k in inner step k, weights divided by the batch's size."""
     samples, start = Samples.full(drawn("x", 2, 6, 3)), drawn("means", 2, 3)
@@ -161,6 +168,8 @@ def test_draws_follow_the_mixture() -> None:
     found = GAUSSIANS.sample(means, pi, keys, 20_000).inputs[..., 0]
     shares = [float(((found[0] - mean).abs() < 10).double().mean()) for mean in (-50, 0, 50)]
     assert shares == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
+    noise = found[0] - numbers(-50, 0, 50)[torch.searchsorted(numbers(-25, 25), found[0])]
+    assert abs(float(noise[found[0] > 25].mean())) < 0.05  # which source it is says nothing of the noise
     assert float(found[1].mean()) == pytest.approx(50, abs=0.03)
     assert float(found[1].std()) == pytest.approx(1, abs=0.03)
     assert torch.equal(GAUSSIANS.sample(means, pi[1:], keys[1:], 20_000).inputs[0, :, 0], found[1])

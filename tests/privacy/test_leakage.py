@@ -32,6 +32,7 @@ from turnout import (
 from turnout.algorithms.werm import WERM
 from turnout.models import linear
 from turnout.personal.mixture import MixtureTask
+from turnout.population import arriving, memories
 from turnout.privacy.attacks import attack, membership_scores
 from turnout.privacy.exposed import Exposed
 from turnout.privacy.leakage import attack_run, finished, three_way
@@ -200,6 +201,16 @@ def test_shadows_train_on_complementary_halves(run: tuple[Experiment, torch.Tens
 @pytest.fixture(scope="module")
 def out(run: tuple[Experiment, torch.Tensor]) -> Any:
     return Exposed(run[0]).out_losses(4, seed=1)
+
+
+def test_shadows_of_a_stream_get_their_samples_at_the_same_time(run: tuple[Experiment, torch.Tensor]) -> None:
+    experiment, _ = run
+    people = experiment.population.streaming(arriving.constant(2), memories.FIFO(5))
+    exposed = Exposed(replace(experiment, population=people))
+    shadow = exposed.shadow(exposed.half(0, seed=1) == 0, seed=9).population
+    assert shadow.stream is people.stream
+    assert (shadow.counts(shadow.ids, np.zeros(shadow.size)) < shadow.train.counts).any()
+    assert (shadow.counts(shadow.ids, np.full(shadow.size, 1e6)) == np.minimum(5, shadow.train.counts)).all()
 
 
 def test_out_losses_are_those_of_models_without_the_sample(run: tuple[Experiment, torch.Tensor], out: Any) -> None:

@@ -80,6 +80,9 @@ class Exposed:
         evaluated as little as can be."""
         experiment, (client, row) = self.experiment, self._holdings
         client, row = client[half[row]], row[half[row]]
+        if (stream := experiment.population.stream) is not None:  # what arrives keeps its time
+            order = np.argsort(stream.period[row], kind="stable")
+            client, row = client[order], row[order]
         dealt = Ragged.from_owner(client, experiment.population.size)
         if not dealt.counts.all():
             raise UserError("attack.kind: a client has too few samples to train shadows on half of them; use loss")

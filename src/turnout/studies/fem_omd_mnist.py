@@ -40,7 +40,7 @@ class Size:
     samples: int = 6  # a client and step
     sources: int = 4
     hidden: int = 50
-    rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
     epochs: int = 5  # of the model that knows everything
     generated: bool = False  # in the place of MNIST
 
@@ -175,9 +175,9 @@ class FemOmdMnist(Study):
     setting = """\
 MNIST, four sources: digits 0-2, 3-5, 6-7, 8-9. Ten clients, six training images and one test image a step, from the
 sources in fresh proportions from Dirichlet(0.1); no image twice, so that it ends when a source has no more. 784-50-10
-perceptrons. FEM-OMD with four of them and one EM step of SGD; FedOMD with one. Rates 0.01 to 3, by the final regret of
-the first seed. Regret is the test accuracy, summed over time, of one model trained for five epochs on all images that
-came, minus that of what was played; mean over clients. A regret whose exponent is 0.9 or more counts as linear.
+perceptrons. FEM-OMD with four of them and one EM step of SGD; FedOMD with one. Rates 0.01 to 30, by the final regret
+of the first seed. Regret is the test accuracy, summed over time, of one model trained for five epochs on all images
+that came, minus that of what was played; mean over clients. A regret whose exponent is 0.9 or more counts as linear.
 Grouping, width, rates and seeds are not given in the source."""
     sizes = {
         "small": Size(12, 3, 4, 2, 8, rates=(0.1, 0.3), epochs=1, generated=True),
