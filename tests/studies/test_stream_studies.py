@@ -21,6 +21,7 @@ def test_the_small_size_runs_and_is_read_back(name: str, tmp_path: Path) -> None
     assert [one.values for one in judged] == [one.values for one in study.judge(results)]
     assert {one.verdict for one in judged} == {"undecided"}  # one seed decides nothing
     assert all(np.isfinite(one.values).all() for one in judged)
+    assert (tmp_path / "accuracy_by_share.svg").read_text(encoding="utf-8").count("nu = ") == 3
     ours = [measures for trial, measures in results.trials if trial["weighting"] == "optimal"]
     assert all(measures["estimated_ratio"] > 0 for measures in ours)
     weights = {trial["weighting"]: measures["historical"] for trial, measures in results.trials}

@@ -23,7 +23,7 @@ from torch import Tensor
 from turnout.errors import UserError, check_positive
 
 
-def mirror_step(weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
+def mirror_step(weights: Tensor, gradient: Tensor, lr: float | Tensor) -> Tensor:
     """`[..., m]` the step from `weights` against `gradient`, both `[..., m]`."""
     return torch.softmax(weights.log() - lr * gradient, -1)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from turnout.cohort.plan import Plan
 from turnout.cohort.train import threads
+from turnout.observe.curves import line_chart
 from turnout.online.components import Gaussians
 from turnout.online.environment import GaussianStream, gaussian_centres, near
 from turnout.online.learner import FEMOMD
@@ -44,6 +45,12 @@ def _exponent(measures: Measures) -> float:
 
 def _final(measures: Measures) -> float:
     return float(measures["regrets"][-1])
+
+
+def _mean_curve(results: Results, trial: Trial) -> tuple[FloatArray, FloatArray]:
+    """Times, and the regret then over all seeds."""
+    found = [measures for tried, measures in results.trials if trial.items() <= tried.items()]
+    return np.array(found[0]["times"]), np.mean([measures["regrets"] for measures in found], axis=0)
 
 
 def _fewer_is_worse(results: Results, few: Trial, many: Trial) -> FloatArray:
@@ -120,6 +127,18 @@ steps, rates and where the means begin."""
             tried += [] if trial in tried else [trial]
         trials.all([{**trial, "seed": seed} for seed in seeds for trial in tried])
         return {}
+
+    def pictures(self, results: Results) -> dict[str, str]:
+        panels = {"samples": (BY_SAMPLES, "n"), "clients": (BY_CLIENTS, "C"), "scale": (BY_SCALE, "s")}
+        return {
+            f"regret_by_{quantity}": line_chart(
+                {f"{letter} = {trial[quantity]:g}": _mean_curve(results, trial) for trial in trials},
+                title=f"Regret of FEM-OMD by {quantity}",
+                x="step",
+                y="mean regret",
+            )
+            for quantity, (trials, letter) in panels.items()
+        }
 
 
 STUDY = FemOmd()

@@ -20,6 +20,7 @@ from turnout.cohort.train import threads
 from turnout.datasets import mnist
 from turnout.datasets.dataset import Dataset
 from turnout.models import mlp
+from turnout.observe.curves import line_chart
 from turnout.online.baselines import FedOMD
 from turnout.online.components import Classifiers
 from turnout.online.environment import LabelledStream, classes_in_order
@@ -217,6 +218,15 @@ Grouping, width, rates and seeds are not given in the source."""
         }
         trials.all([{"method": method, "lr": tuned[method], "seed": seed} for seed in others for method in METHODS])
         return tuned
+
+    def pictures(self, results: Results) -> dict[str, str]:
+        lines = {}
+        for method in METHODS:
+            chosen = {"method": method, "lr": results.tuned[method]}.items()
+            found = [measures["regrets"] for trial, measures in results.trials if chosen <= trial.items()]
+            steps = np.arange(min(map(len, found)))
+            lines[method] = steps + 1, np.mean([np.array(regrets)[steps] for regrets in found], axis=0)
+        return {"accuracy_regret": line_chart(lines, title=self.title, x="step", y="mean accuracy regret")}
 
 
 STUDY = FemOmdMnist()

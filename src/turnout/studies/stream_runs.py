@@ -17,6 +17,7 @@ from turnout.cohort.plan import Plan
 from turnout.cohort.probe import probe_ratio
 from turnout.datasets.dataset import Dataset
 from turnout.local.sgd import LocalSGD
+from turnout.observe.curves import line_chart
 from turnout.population.population import Population
 from turnout.population.ragged import Ragged
 from turnout.random import FloatArray, key, permutation
@@ -115,6 +116,18 @@ class StreamStudy(Study):
         ]
         trials.all(every)
         return tuned
+
+    def pictures(self, results: Results) -> dict[str, str]:
+        shares: dict[str | float, float] = {"fresh": 0.0, **{kind: kind for kind in GRID}, "historical": 1.0}
+        lines = {
+            f"nu = {nu:g}": (
+                list(shares.values()),
+                [100 * float(accuracy(nu, kind)(results).mean()) for kind in shares],
+            )
+            for nu in results.setting["shares"]
+        }
+        x, y = "what historical clients count together", "test accuracy, %"
+        return {"accuracy_by_share": line_chart(lines, title=self.title, x=x, y=y)}
 
 
 def accuracy(share: float, kind: str | float) -> Values:
