@@ -1,4 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study | topology`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | study | topology
+| streams`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
-from turnout.command import Json, print_json, sentences
+from turnout.attack_cli import attack
+from turnout.command import Json, Overrides, Source, print_json, sentences
 from turnout.display import (
     client_columns,
     err,
@@ -29,9 +31,12 @@ from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
+from turnout.population.arriving import ARRIVALS
+from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
 from turnout.run import execute
+from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
 
@@ -41,10 +46,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 KINDS = (
-    "algorithms", "samplers", "datasets", "availability", "adversaries", "devices", "models", "partitions", "configs",
+    "algorithms", "samplers", "datasets", "streams", "memories", "availability", "adversaries", "devices", "models",
+    "partitions", "configs",
 )  # fmt: skip
 
 
@@ -203,6 +207,8 @@ def _listing() -> dict[str, dict[str, Any]]:
         "algorithms": modules("algorithm"),
         "samplers": modules("sampler"),
         "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
+        "streams": described(ARRIVALS),
+        "memories": described(MEMORIES),
         "availability": described(config.AVAILABILITY),
         "adversaries": described(config.ADVERSARIES),
         "devices": described(config.DEVICES),
@@ -245,6 +251,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "algorithm": {n: registry.find("algorithm", n) for n in registry.names("algorithm")},
             "sampler": {n: registry.find("sampler", n) for n in registry.names("sampler")},
             "data": {n: datasets.loader(n) for n in datasets.names()},
+            "stream": ARRIVALS,
+            "memory": MEMORIES,
             "availability": config.AVAILABILITY,
             "adversary": config.ADVERSARIES,
             "devices": config.DEVICES,
@@ -304,12 +312,14 @@ def _last_row(folder: Path) -> dict[str, Any]:
     return row
 
 
+app.command()(attack)
 study_app = typer.Typer(
     help="Published conclusions, tried here: setting, claim, measured, verdict.\n\nExample: turnout study list",
     no_args_is_help=True,
 )
 app.add_typer(study_app, name="study")
 app.add_typer(topology_app, name="topology")
+app.add_typer(streams_app, name="streams")
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 

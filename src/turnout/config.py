@@ -31,9 +31,11 @@ from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.options import Section, call, check, options_of
 from turnout.population import adversary, devices, traces
+from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
 from turnout.population.links import Links
+from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.population.population import Population
 from turnout.population.power import Power
@@ -104,8 +106,8 @@ class ClientSettings:
 
 
 SECTIONS = (
-    "run", "data", "partition", "clients", "devices", "links", "power", "availability", "crashes", "detection",
-    "adversary", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
+    "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
+    "detection", "adversary", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
 )  # fmt: skip
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 _FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
@@ -242,7 +244,7 @@ def _population(
         for name in ("joined_at", "left_at")
     }
     complete["power"] = {}  # whoever gives none of its options does not ask
-    return Population.of(
+    people = Population.of(
         dataset,
         counted.count,
         name,
@@ -264,6 +266,27 @@ def _population(
         adversary=make("adversary", ADVERSARIES[foe], name=foe),
         **columns,
     )
+    return _streaming(people, given, complete, make)
+
+
+def _streaming(people: Population, given: Settings, complete: Settings, make: Callable[..., Any]) -> Population:
+    """`[stream]` names how samples arrive, `[memory]` what clients keep of them; without, all were there before."""
+    complete["stream"] = complete["memory"] = {}
+    if not given["stream"]:
+        if given["memory"]:
+            raise UserError("memory: it is for samples that arrive; say how with stream.name=...")
+        return people
+    shared = {"fresh", "drift", "seconds"} & given["stream"].keys()
+    common: Section = {name: given["stream"].pop(name) for name in sorted(shared)}
+    made = {}
+    for section, kinds, default in (("stream", ARRIVALS, None), ("memory", MEMORIES, "latest")):
+        name = _name(given, section, default)
+        if name not in kinds:
+            raise unknown(f"{section}.name", name, kinds)
+        made[section] = make(section, kinds[name], name=name)
+    options, every = check("stream", Population.streaming, common, {"self", "arrivals", "memory"})
+    complete["stream"] |= every
+    return people.streaming(made["stream"], made["memory"], **options)
 
 
 def _regions(run: RunSettings, counted: ClientSettings) -> IntArray | None:

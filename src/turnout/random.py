@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
+from scipy.special import gammaincinv, log_softmax, ndtri
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -71,6 +71,16 @@ def normal(keys: ArrayLike, count: int) -> FloatArray:
 def exponential(keys: ArrayLike, count: int) -> FloatArray:
     """`[..., count]` exponential of mean 1, by inversion."""
     return -np.log1p(-uniform(keys, count))
+
+
+def dirichlet(keys: ArrayLike, count: int, alpha: float) -> FloatArray:
+    """`[..., count]` of Dir(alpha): normalised gamma draws, in logarithms since most vanish at small alpha.
+
+    Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha); reference: Marsaglia and Tsang, ACM TOMS 2000.
+    """
+    draws = np.maximum(uniform(keys, 2 * count), 2.0**-54)
+    gammas = np.log(gammaincinv(alpha + 1, draws[..., :count])) + np.log(draws[..., count:]) / alpha
+    return cast(FloatArray, np.exp(log_softmax(gammas, axis=-1)))
 
 
 def integers(keys: ArrayLike, count: int, high: ArrayLike) -> IntArray:

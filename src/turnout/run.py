@@ -61,11 +61,11 @@ class Result:
     @property
     def model(self) -> torch.Tensor:
         """`[P]` the final global model, flat."""
-        return self.server.model
+        return self.server.output
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
-        return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.model).items()}
+        return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.output).items()}
 
     def rounds(self) -> dict[str, np.ndarray[Any, Any]]:
         """A row a round, as arrays by column (`pandas.DataFrame(result.rounds())` works)."""

@@ -332,3 +332,7 @@ class Task:
         named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
         state: dict[str, Tensor] = self.module.state_dict()
         return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}
+
+    def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
+        """`[P]` the parameters in a `state_dict`."""
+        return self.layout.flatten(state).to(self.initial)

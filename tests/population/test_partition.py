@@ -221,7 +221,7 @@ def test_too_few_or_too_many_shards_are_refused() -> None:
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, 30.0])
 def test_dirichlet_draws_have_the_moments_of_the_law(alpha: float) -> None:
-    pi = partition._dirichlet(random.key(0, "x", np.arange(20_000)), 5, alpha)
+    pi = random.dirichlet(random.key(0, "x", np.arange(20_000)), 5, alpha)
     np.testing.assert_allclose(pi.sum(axis=1), 1, rtol=1e-12)
     variance = (1 / 5) * (4 / 5) / (5 * alpha + 1)
     np.testing.assert_allclose(pi.mean(axis=0), 1 / 5, atol=5 * np.sqrt(variance / 20_000))
@@ -252,7 +252,7 @@ def test_label_divergence_falls_as_alpha_grows(deal: Deal) -> None:
 
 
 def test_dirichlet_cuts_every_class_at_its_cumulated_shares() -> None:
-    shares = partition._dirichlet(random.key(4, "partition share", np.arange(5), 0), 6, 1.0)
+    shares = random.dirichlet(random.key(4, "partition share", np.arange(5), 0), 6, 1.0)
     supply = np.bincount(UNEVEN)
     edges = np.floor(np.cumsum(shares, axis=1) * supply[:, None])
     edges[:, -1] = supply
@@ -285,7 +285,7 @@ def test_label_groups_are_dealt_like_classes() -> None:
     place = random.permutation(random.key(2, "partition label group"), 10)
     groups = [np.flatnonzero(place * 3 // 10 == g) for g in range(3)]
     assert sorted(len(group) for group in groups) == [3, 3, 4]
-    expected = partition._dirichlet(random.key(2, "partition share", np.arange(3), 0), 30, 0.4)
+    expected = random.dirichlet(random.key(2, "partition share", np.arange(3), 0), 30, 0.4)
     for group, shares in zip(groups, expected, strict=True):
         np.testing.assert_allclose(held[:, group].sum(1), shares * 200 * len(group), atol=1)
     alone = partition.dirichlet(LABELS, 30, 2, alpha=0.4)
@@ -330,7 +330,7 @@ def test_pachinko_mixes_superclasses_by_alpha_and_classes_by_beta() -> None:
 def test_pachinko_leaves_out_what_is_used_up_and_keeps_the_mixture_of_superclasses() -> None:
     labels = np.repeat(np.arange(4), [5, 5000, 4000, 4000])
     held = histograms(partition.pachinko(labels, 1, 5, alpha=2.0, superclasses=[0, 0, 1, 1], samples=4000), labels, 4)
-    coarse = partition._dirichlet(random.key(5, "partition superclass", np.arange(1)), 2, 2.0)[0]
+    coarse = random.dirichlet(random.key(5, "partition superclass", np.arange(1)), 2, 2.0)[0]
     assert held[0, 0] == 5
     assert held[0, :2].sum() / 4000 == pytest.approx(coarse[0], abs=0.03)
     everything = partition.pachinko(labels, 1, 5, superclasses=[0, 0, 1, 1], samples=13_005)
@@ -365,7 +365,7 @@ def test_dirichlet_equal_is_the_printed_recipe() -> None:
     """Class counts floor(pi n_i), the remainder to the last class, whatever the pool."""
     sizes = np.arange(10, 40)
     rows = partition.dirichlet_equal(LABELS, 30, 2, alpha=0.7, sizes=sizes)
-    pi = partition._dirichlet(random.key(2, "partition mixture", np.arange(30)), 10, 0.7)
+    pi = random.dirichlet(random.key(2, "partition mixture", np.arange(30)), 10, 0.7)
     held = histograms(rows)
     np.testing.assert_array_equal(rows.counts, sizes)
     np.testing.assert_array_equal(held[:, :-1], np.floor(pi * sizes[:, None])[:, :-1])

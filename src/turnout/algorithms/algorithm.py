@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from torch import Tensor
+
 from turnout.local.sgd import LocalSGD
 from turnout.server.optimisers import Gradient
 
@@ -46,6 +48,10 @@ class Algorithm:
     def trained_task(self, task: Task) -> Task:
         """What the server trains, where that is more than one model of the task (a mixture of several)."""
         return task
+
+    def output(self, model: Tensor) -> Tensor:
+        """What is evaluated and returned, where that is not the current model (an average of many)."""
+        return model
 
     def predictor(self) -> LocalSGD | None:
         """The local work whose `predict` serves the clients, where they do not all serve the global model."""

@@ -40,6 +40,7 @@ class Mixtures(Algorithm):
     def check(self) -> None:
         """Raise where an option is out of range."""
         self.adaptation(unseen=True)
+        self.predictor()
 
     def trained_task(self, task: Task) -> MixtureTask:
         return MixtureTask(task, self.components, self.outputs)

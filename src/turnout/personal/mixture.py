@@ -115,3 +115,7 @@ class MixtureTask(Task):
         """Of `torch.nn.ModuleList` over the components."""
         states = [self.component.state_dict(mine) for mine in self.split(params).unbind()]
         return {f"{m}.{name}": value for m, state in enumerate(states) for name, value in state.items()}
+
+    def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
+        parts = ({name: state[f"{m}.{name}"] for name in self.layout.names} for m in range(self.components))
+        return torch.cat([self.component.from_state_dict(part) for part in parts])

@@ -14,13 +14,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaincinv, log_softmax
 
 from turnout import random
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError
 from turnout.population.ragged import Ragged
-from turnout.random import FloatArray, IntArray
+from turnout.random import IntArray
 
 Data = Dataset | Sequence[int] | NDArray[np.integer]
 Part = Literal["train", "test"]
@@ -168,7 +167,7 @@ def dirichlet(
     owner = np.empty(len(labels), np.int64)
     for attempt in range(max(attempts, 1)):
         keys = random.key(seed, "partition share", np.arange(classes), attempt)
-        edges = np.floor(np.cumsum(_dirichlet(keys, clients, alpha), axis=1) * supply[:, None]).astype(np.int64)
+        edges = np.floor(np.cumsum(random.dirichlet(keys, clients, alpha), axis=1) * supply[:, None]).astype(np.int64)
         edges[:, -1] = supply
         # the edges of a class, moved to where the class starts in `order`, form one ascending line over all classes
         owner[order] = np.searchsorted((edges + starts[:, None]).ravel(), np.arange(len(labels)), "right") % clients
@@ -218,7 +217,7 @@ def dirichlet_equal(
         mixture = np.eye(classes)[ids % classes]
     else:
         _positive_alpha("dirichlet_equal", alpha)
-        mixture = _dirichlet(random.key(seed, "partition mixture", ids), classes, alpha)
+        mixture = random.dirichlet(random.key(seed, "partition mixture", ids), classes, alpha)
     wanted = np.floor(mixture * counts[:, None]).astype(np.int64)
     wanted[:, -1] = counts - wanted[:, :-1].sum(axis=1)
 
@@ -270,8 +269,8 @@ def pachinko(
     parent = _superclasses(data, classes, superclasses)
     family = np.eye(parent.max() + 1)[parent]  # [C, S] 1 where a class is in a superclass
     ids = np.arange(clients)
-    coarse = _dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
-    fine = np.maximum(_dirichlet(random.key(seed, "partition class", ids), classes, beta), np.finfo(float).tiny)
+    coarse = random.dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
+    fine = np.maximum(random.dirichlet(random.key(seed, "partition class", ids), classes, beta), np.finfo(float).tiny)
     order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     start, used = np.cumsum(supply) - supply, np.zeros(classes, np.int64)
@@ -405,16 +404,6 @@ def _by_class(labels: IntArray, classes: int, keys: IntArray) -> tuple[IntArray,
     """Positions ordered by class and, inside a class, by key; and the rank of each inside its class."""
     counts = np.bincount(labels, minlength=classes)
     return np.lexsort((keys, labels)), np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _dirichlet(keys: IntArray, count: int, alpha: float) -> FloatArray:
-    """`[len(keys), count]` rows of Dir(alpha): normalised gamma draws, in logarithms since most vanish at small alpha.
-
-    Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha); reference: Marsaglia and Tsang, ACM TOMS 2000.
-    """
-    draws = np.maximum(random.uniform(keys, 2 * count), 2.0**-54)
-    gammas = np.log(gammaincinv(alpha + 1, draws[:, :count])) + np.log(draws[:, count:]) / alpha
-    return np.exp(log_softmax(gammas, axis=1))
 
 
 def _filtered(rows: Ragged, owner: IntArray, keep: NDArray[np.bool_]) -> Ragged:

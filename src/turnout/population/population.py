@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -18,12 +18,15 @@ from turnout import random
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError, unknown
 from turnout.population.adversary import Adversary
+from turnout.population.arriving import Arrivals, periods
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.devices import Devices, fixed
 from turnout.population.links import Links
+from turnout.population.memories import Memory
 from turnout.population.partition import PARTITIONS, split
 from turnout.population.power import Power
 from turnout.population.ragged import Ragged
+from turnout.population.streams import Stored, Stream, chosen, in_order
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -70,6 +73,7 @@ class Population:
     joined_at: FloatArray | None = None  # [N] seconds; None: everybody from the start
     left_at: FloatArray | None = None  # [N] seconds; None: nobody ever leaves
     regions: IntArray | None = None  # [N] the edge each belongs to; None: one for all
+    stream: Stream | None = None  # when their samples arrive; None: all were there before
     power: Power | None = None  # what devices draw; None: nobody asks
     model_bytes: int | None = None  # size of a model on the wire, when it is not 4 or 8 bytes a parameter
     seed: int = 0  # of devices, links, availability and crashes: one world for every algorithm
@@ -88,8 +92,10 @@ class Population:
             if column is not None and len(column) != self.size:
                 raise UserError(f"population.{name}: {len(column)} values for {self.size} clients")
         object.__setattr__(self, "base_importance", self._importance())
+        object.__setattr__(self, "_stored", self.stream and Stored(self.stream, self.train, self.seed))
 
     base_importance: FloatArray = field(init=False, repr=False)
+    _stored: Stored | None = field(init=False, repr=False)
 
     def _importance(self) -> FloatArray:
         if isinstance(self.importance, str):
@@ -160,6 +166,25 @@ class Population:
             columns["joined_at"] = _never_join(columns.get("joined_at"), unseen_fraction, len(rows), seed)
         return cls(inputs, targets, rows, tests, central, validation, seed=seed, **columns)
 
+    def streaming(
+        self,
+        arrivals: Arrivals,
+        memory: Memory,
+        *,
+        fresh: float | Sequence[int] = 1.0,
+        drift: float = 0.0,
+        seconds: float = 1.0,
+    ) -> Population:
+        """The same clients, of whom a share (or these ids) are `fresh`: their samples arrive period after period, a
+        period lasting `seconds`, and they train on what their memory holds when they begin.
+
+        `drift` orders what arrives: at random for 0, by target for 1 (class after class), ever more so between.
+        """
+        rows = in_order(self.train, self.targets, drift, self.seed)
+        when = np.zeros(len(self.targets), np.int64)
+        when[rows.values] = periods(arrivals, rows.counts, self.seed)
+        return replace(self, train=rows, stream=Stream(when, chosen(fresh, self.size, self.seed), memory, seconds))
+
     @property
     def size(self) -> int:
         return len(self.train)
@@ -175,9 +200,11 @@ class Population:
 
     def samples(self, ids: IntArray, at: FloatArray) -> Ragged:
         """Rows of the pool each client trains on at its time: a pure function of client and time."""
-        return self.train.rows(ids)
+        return self.train.rows(ids) if self._stored is None else self._stored.rows(ids, at)
 
     def counts(self, ids: IntArray, at: FloatArray) -> IntArray:
+        if self._stored is not None:
+            return self._stored.counts(ids, at)
         return self.train.offsets[ids + 1] - self.train.offsets[ids]
 
     @property
@@ -189,7 +216,12 @@ class Population:
     def reliable(self) -> bool:
         """Whether every job ends with an update, and nothing but its own duration delays it."""
         calm = isinstance(self.availability, Always) and not self.changes and bool(np.isinf(self.links.server))
+        calm &= self.stream is None
         return calm and self.adversary is None and not np.any(np.asarray(self.crashes.probability))
+
+    def has_samples(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
+        """Who has something to train on at that time."""
+        return np.ones(len(ids), bool) if self.stream is None else self.counts(ids, np.full(len(ids), at)) > 0
 
     def members(self, ids: IntArray, at: float) -> NDArray[np.bool_]:
         """Who belongs to the population at that time."""

@@ -31,6 +31,13 @@ class Ragged:
         counts = np.bincount(owner[order], minlength=rows)
         return cls(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), order)
 
+    @classmethod
+    def ranges(cls, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Ragged:
+        """Row `i` is range(begin[i], end[i])."""
+        counts = end - begin
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(offsets, np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], counts))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -43,10 +50,8 @@ class Ragged:
 
     def rows(self, ids: NDArray[np.integer]) -> Ragged:
         """The given rows, in the given order."""
-        counts = self.offsets[ids + 1] - self.offsets[ids]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(self.offsets[ids], counts)
-        return Ragged(offsets, self.values[position])
+        places = Ragged.ranges(self.offsets[ids], self.offsets[ids + 1])
+        return Ragged(places.offsets, self.values[places.values])
 
     def padded(self, ids: NDArray[np.integer], width: int) -> NDArray[np.integer]:
         """`[len(ids), width]` values; what lies beyond a row's length repeats its first value (or 0)."""

@@ -167,7 +167,7 @@ class Dispatch:
         compute = world.devices.seconds(world.seed, ids, invitation.batches, *own.busy(samples))
         compute *= 1 if full_time else 1 - done
         up = world.links.upload_seconds(world.seed, ids, up_bytes) if among is None else np.zeros(len(ids))
-        ends, outcome, absent = self._fates(invitation, clock, version, sent_at, start, down, compute, up)
+        ends, outcome, absent = self._fates(invitation, clock, version, sent_at, start, samples, down, compute, up)
 
         failed = outcome != ARRIVED
         spent = np.maximum(ends - start, 0) / self.ticks
@@ -210,6 +210,7 @@ class Dispatch:
         version: int,
         sent_at: IntArray,
         start: IntArray,
+        samples: IntArray,
         down: FloatArray,
         compute: FloatArray,
         up: FloatArray,
@@ -230,7 +231,7 @@ class Dispatch:
             interrupt(OFFLINE, *self._before(world.availability.online_until(world.seed, ids, now), ends))
         if world.left_at is not None:
             interrupt(LEFT, *self._before(world.left_at[ids], ends))
-        absent = ~OnlineSet(world, version, now).contains(ids)
+        absent = ~OnlineSet(world, version, now).contains(ids) | (samples == 0)
         interrupt(OFFLINE, sent_at, absent)
         return ends, outcome, absent
 

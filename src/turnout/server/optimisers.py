@@ -25,6 +25,18 @@ class Gradient:
 
 
 @dataclass
+class Projected(Gradient):
+    """The same, then back to the ball of that radius around 0."""
+
+    radius: float = float("inf")
+
+    def step(self, model: Tensor, change: Tensor) -> Tensor:
+        moved = super().step(model, change)
+        inside: Tensor = moved * (self.radius / moved.norm()).clamp(max=1)
+        return inside
+
+
+@dataclass
 class Momentum(Gradient):
     """`v <- beta v + change; model <- model + lr v`."""
 

@@ -80,10 +80,11 @@ class OnlineSet:
         self._at = float(version) if population.availability.clock == "round" else now
 
     def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
-        """Which of these clients are members, online and not busy with a job."""
+        """Which of these clients are members, online, with something to train on and not busy with a job."""
         ids = np.asarray(ids, np.int64)
         population = self._population
         here = population.members(ids, self._now) & population.availability.online(population.seed, ids, self._at)
+        here &= population.has_samples(ids, self._now)
         if self._busy is not None:
             here &= ~self._busy[ids]
         return here
@@ -422,9 +423,14 @@ class Server:
         inputs, targets = self.whole_population.central
         return self.cohort.place(inputs), self.cohort.place(targets)
 
+    @property
+    def output(self) -> Tensor:
+        """`[P]` what the algorithm has to show: as a rule the current model."""
+        return self.algorithm.output(self.model)
+
     def evaluate(self) -> dict[str, float]:
-        """`measure` the current model, and tell the observers; takes no time."""
-        self.measures = self.measure(self.model)
+        """`measure` the output, and tell the observers; takes no time."""
+        self.measures = self.measure(self.output)
         self._evaluated_at = self.now
         for observer in self.observers:
             observer.on_evaluate(self, self.measures)
@@ -446,16 +452,19 @@ class Server:
         return measures
 
     def served(self, evaluator: Evaluator, model: Tensor) -> dict[str, FloatArray]:
-        """`[clients]` by measure, each client served as the algorithm serves it."""
-        unseen = ~self.whole_population.joined(evaluator.clients, self.now)
-        by = {rule: self._served_by(rule) for rule in (False, True)}
-        if not unseen.any() or by[False] is by[True] is None:
-            return self._serve(evaluator, model, by[False])
+        """`[clients]` by measure, each client served as the algorithm serves it; who should adapt and has no sample to
+        do it with is served without."""
+        population, ids = self.whole_population, evaluator.clients
+        unseen, adapts = ~population.joined(ids, self.now), population.has_samples(ids, self.now)
         values: dict[str, FloatArray] = {}
-        for rule, rows in ((False, ~unseen), (True, unseen)):
-            part = self._serve(evaluator.some(rows), model, by[rule]) if rows.any() else {}
+        rules = {(new, able): self._served_by(new, able) for new in (False, True) for able in (False, True)}
+        for (new, able), personal in rules.items():
+            rows = (unseen == new) & (adapts == able)
+            if rows.all() or not any(rules.values()):
+                return self._serve(evaluator, model, personal)
+            part = self._serve(evaluator.some(rows), model, personal) if rows.any() else {}
             for name, column in part.items():
-                values.setdefault(name, np.empty(len(unseen)))[rows] = column
+                values.setdefault(name, np.empty(len(ids)))[rows] = column
         return values
 
     def _serve(self, evaluator: Evaluator, model: Tensor, personal: Personal | None) -> dict[str, FloatArray]:
@@ -463,21 +472,21 @@ class Server:
             return evaluator.global_model(model)
         return evaluator.personal_models(personal, model, self.store)
 
-    def _served_by(self, unseen: bool) -> Personal | None:
-        adapted, kept = self.algorithm.adaptation(unseen), self.algorithm.predictor()
+    def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
+        adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
         if adapted is not None:
             now = self.now
             return Personal(adapted, lambda ids: self.whole_population.samples(ids, np.full(len(ids), now)), self.seed)
         return None if kept is None else Personal(kept)
 
     def clients(self) -> dict[str, NDArray[Any]]:
-        """A row for each client evaluated: its measures under the current model, and whether it is unseen."""
+        """A row for each client evaluated: its measures under the output, and whether it is unseen."""
         first = next(iter(self._evaluators.values()))
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
         with threads(self.plan.threads), torch.no_grad():
             for split, evaluator in self._evaluators.items():
-                table |= {f"{split}_{name}": values for name, values in self.served(evaluator, self.model).items()}
+                table |= {f"{split}_{name}": values for name, values in self.served(evaluator, self.output).items()}
                 table[f"{split}_samples"] = evaluator.index.counts
         return table
 

@@ -12,7 +12,7 @@ __all__ = ["Study", "find", "names"]
 
 _HELPERS = {
     "adversarial_runs", "cafed_curves", "hybridfl_tables", "images", "losses", "personal_runs", "safa_tables",
-    "sampling_curves", "study",
+    "sampling_curves", "stream_runs", "study",
 }  # fmt: skip
 
 

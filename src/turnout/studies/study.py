@@ -234,7 +234,8 @@ class Study:
         workers: int = 1,
         say: Say = lambda _: None,
     ) -> Results:
-        """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl` and `results.json` there.
+        """Carry out the trials that `folder` does not hold yet; leaves `trials.jsonl`, `results.json` and
+        pictures there.
 
         With several `workers` trials that do not depend on each other run at once; the results are the same.
         """
@@ -254,6 +255,8 @@ class Study:
         tuned = self.script(chosen, seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
         results.save(folder / "results.json", self.judge(results))
+        for name, picture in self.pictures(results).items():
+            write_text(folder / f"{name}.svg", picture)
         return results
 
     def read(self, folder: Path) -> Results:
@@ -265,6 +268,10 @@ class Study:
         if results.study != self.name:
             raise UserError(f"study: {path} holds the results of {results.study}, not of {self.name}")
         return results
+
+    def pictures(self, results: Results) -> dict[str, str]:
+        """Curves that say more than numbers: SVG by name, left beside the results."""
+        return {}
 
     def judge(self, results: Results) -> list[Judgement]:
         return [claim.judge(results) for claim in self.claims]
