@@ -28,6 +28,7 @@ from turnout.algorithms.fedprox import FedProx
 from turnout.algorithms.fedprox_plus import FedProxPlus
 from turnout.algorithms.fedrep import FedRep
 from turnout.algorithms.fedyogi import FedYogi
+from turnout.algorithms.fem_omd import FEMOMD
 from turnout.algorithms.hierfavg import HierFAVG
 from turnout.algorithms.hybridfl import HybridFL
 from turnout.algorithms.ifca import IFCA
@@ -43,13 +44,15 @@ from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.algorithms.safa import Safa
 from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
+from turnout.algorithms.stream_fedavg import StreamFedAvg
+from turnout.algorithms.werm import WERM
 from turnout.cohort.plan import Plan
 from turnout.decentral.network import Exchange, Network, Overlay
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
 from turnout.personal.personaliser import KNNPersonaliser
-from turnout.population import adversary, devices, partition
+from turnout.population import adversary, arriving, devices, memories, partition
 from turnout.population.availability import Always, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
 from turnout.population.links import Links
@@ -57,6 +60,7 @@ from turnout.population.population import Population
 from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 from turnout.population.traces import Trace
+from turnout.privacy.leakage import attack_run, three_way
 from turnout.run import Experiment, Result, execute, simulate
 from turnout.sampling.adafed import AdaFed
 from turnout.sampling.afl import AFL
@@ -87,15 +91,16 @@ from turnout.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
-    "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "IFCA", "KEEP", "L2SGD", "MD", "AdaFed", "Algorithm",
-    "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredFL", "ClusteredSimilarity",
-    "ClusteredSize", "Crashes", "DFedEM", "Detection", "Ditto", "Diurnal", "Evaluation", "Exchange", "Experiment",
-    "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP", "FedBuff", "FedCS",
-    "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep", "FedYogi", "Fill",
-    "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local", "LocalSGD", "Markov",
-    "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay", "PFedMe", "Plan",
-    "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Ragged", "Renormalised", "Result",
-    "RobustFedAvg", "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold", "Schedule", "Server",
-    "Simulation", "Stopping", "Target", "Task", "Trace", "Unbiased", "Uniform", "UserError", "adversary",
-    "datasets", "devices", "execute", "models", "partition", "rehearse", "schedule", "simulate",
+    "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "WERM",
+    "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredFL",
+    "ClusteredSimilarity", "ClusteredSize", "Crashes", "DFedEM", "Detection", "Ditto", "Diurnal", "Evaluation",
+    "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
+    "FedBuff", "FedCS", "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep",
+    "FedYogi", "Fill", "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local",
+    "LocalSGD", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay",
+    "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Ragged",
+    "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold",
+    "Schedule", "Server", "Simulation", "Stopping", "StreamFedAvg", "Target", "Task", "Trace", "Unbiased",
+    "Uniform", "UserError", "adversary", "arriving", "attack_run", "datasets", "devices", "execute", "memories",
+    "models", "partition", "rehearse", "schedule", "simulate", "three_way",
 ]  # fmt: skip
