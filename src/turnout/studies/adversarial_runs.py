@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -111,16 +110,12 @@ def train(
         observers=[Efficiency(), curves],
     )
     server.run()
-    measures = {
+    return {
         "losses": curves.losses,
         "accuracies": curves.accuracies,
         "missing": curves.missing,
         "diverged": (server.stopped or "").startswith("diverged"),
     }
-    del server
-    if plan.device != "cpu":
-        gc.collect()  # a server refers to itself: the next trial wants its device memory back
-    return measures
 
 
 # -- what follows from a run ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -72,10 +71,7 @@ def train(
         task, people, algorithm, seed=seed, plan=plan, stopping=stopping, evaluation=evaluation, observers=[curves]
     ).run()
     names = ("losses", "accuracies", "distinct", "distinct_classes")
-    measures = {name: getattr(curves, name) for name in names}
-    del curves
-    gc.collect()  # a server refers to itself: the next trial wants its device memory back
-    return measures
+    return {name: getattr(curves, name) for name in names}
 
 
 # -- what follows from the curves ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ interval of the quantity's mean over seeds:
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import multiprocessing
@@ -250,7 +251,7 @@ class Study:
         heading = {"study": self.name, "size": size, **setting}
         if workers < 1:
             raise UserError(f"study: {workers} workers; it must be at least 1")
-        prepare = partial(self.experiment, chosen, data, plan)
+        prepare = partial(self._tidy_experiment, chosen, data, plan)
         trials = Trials(folder / "trials.jsonl", heading, prepare, say, workers)
         tuned = self.script(chosen, seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
@@ -258,6 +259,17 @@ class Study:
         for name, picture in self.pictures(results).items():
             write_text(folder / f"{name}.svg", picture)
         return results
+
+    def _tidy_experiment(self, size: Any, data: Path | None, plan: Plan) -> Experiment:
+        """A server refers to itself: on a device the next trial wants its memory back at once."""
+        carry_out = self.experiment(size, data, plan)
+
+        def tidily(trial: Trial) -> Measures:
+            measures = carry_out(trial)
+            gc.collect()
+            return measures
+
+        return carry_out if plan.device == "cpu" else tidily
 
     def read(self, folder: Path) -> Results:
         """The results of a finished run."""
