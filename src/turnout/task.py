@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -226,6 +226,13 @@ class Task:
     def vector(self, layers: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `layers` of `[C, P]`, as a copy."""
         return self.layout.flatten(layers, 1)
+
+    def models(
+        self, layers: dict[str, Tensor], weights: Tensor, key: Tensor
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+        """Every model that is trained, as views of `layers`, with what the samples of a batch count for it and the
+        randomness of its step: of one client, or with a leading dimension of a cohort."""
+        yield layers, weights, key
 
     def initials(self, count: int) -> Tensor:
         """`[count, P]` where so many models of this task begin, no two alike; the first where one alone would."""

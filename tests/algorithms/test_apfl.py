@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from personal_problems import FULL, LR, START, STEPS, TRAINING, UNSEEN, assert_served, average, descend, run, slope
+from personal_problems import (
+    FULL,
+    LR,
+    START,
+    STEPS,
+    TRAINING,
+    UNSEEN,
+    assert_served,
+    average,
+    descend,
+    loss,
+    run,
+    slope,
+)
 from torch import Tensor
 from toy_problems import clients, simulate, steps
 
@@ -88,6 +101,15 @@ def test_clients_find_their_own_alpha() -> None:
     assert alpha[1] < 0.1
     fixed = simulate(APFL(steps(1, 0.05), Full(), alpha=0.5), people, 2)
     assert fixed.server.store.get({"alpha": ()}, people.ids)["alpha"].tolist() == [0.5] * 3
+
+
+def test_a_client_serves_the_mixture_by_the_alpha_it_has_found() -> None:
+    result = run(APFL(FULL, Full(), alpha=0.5, adaptive=True))
+    alpha = result.server.store.get({"alpha": ()}, np.arange(4))["alpha"]
+    assert float((alpha - 0.5).abs().min()) > 1e-4
+    served = [float(a) * v + (1 - float(a)) * result.model for a, v in zip(alpha, _own(result), strict=True)]
+    expected = [float(loss(vector, client)) for client, vector in enumerate(served)]
+    np.testing.assert_allclose(result.server.clients()["train_loss"][:4], expected, rtol=1e-9)
 
 
 def test_mistakes() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import personal_problems as few
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turnout
-from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Observer, Plan, Population, Task
+from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Observer, Plan, Population, Task, UserError
 from turnout.observe.observer import Round
 from turnout.server.server import Server
 
@@ -154,3 +155,26 @@ def test_local_with_some_of_the_clients() -> None:
         mine = descend(task.initial.double(), *rows(people, client), steps=2 * int(jobs[client]), lr=0.5)
         losses.append(loss(mine, *rows(people, client)))
     assert ended.measures["train_loss"] == pytest.approx(people.base_importance @ np.array(losses), rel=1e-9)
+
+
+@pytest.mark.parametrize(("options", "steps"), [({}, 3 * few.STEPS), ({"tuning_epochs": 4}, 4)])
+def test_a_client_never_seen_trains_alone_as_well(options: dict[str, int], steps: int) -> None:
+    """knn-personalisation.md 3.9: from the initial model; as long as the others could, unless told how long."""
+    own = [few.descend(few.START, i, steps=3 * few.STEPS) for i in few.TRAINING]
+    ended = few.run(Local(few.FULL, **options))
+    few.assert_served(ended, [*own, few.descend(few.START, few.UNSEEN, steps=steps)])
+    assert ended.server.store._row[few.UNSEEN] < 0  # and keeps nothing
+    passes = LocalSGD(few.LR, epochs=few.STEPS, batching="full", lr_decay=0.5)  # begins with the rate of a first round
+    served = few.run(Local(passes, **options)).server.clients()["train_loss"][few.UNSEEN]
+    assert served == pytest.approx(float(few.loss(few.descend(few.START, few.UNSEEN, steps=steps), few.UNSEEN)))
+
+
+def test_with_the_average_of_all_a_client_never_seen_serves_that() -> None:
+    ended = few.run(Local(few.FULL, average=True))
+    own = [few.descend(few.START, i, steps=3 * few.STEPS) for i in few.TRAINING]
+    few.assert_served(ended, [few.average(own)] * 5)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UserError, match=r"algorithm.tuning_epochs: 0 must be at least 1"):
+        Local(few.FULL, tuning_epochs=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import turnout
 from support import local, population, same
 from turnout import Bernoulli, Experiment, FedAvg, Full, LocalSGD, Population, Result, Stopping, Task, UserError
 from turnout.algorithms.clustered_fl import ClusteredFL, bipartition
+from turnout.algorithms.ifca import IFCA
+from turnout.algorithms.mocha import Mocha
 from turnout.options import options_of
 
 LINEAR = Task(lambda: nn.Linear(4, 2), seed=1)
@@ -60,6 +63,24 @@ def test_the_paper_s_tolerances_are_the_defaults() -> None:
     assert set(clusters(shorter)) == {0}
     longer = simulate(ClusteredFL(steps(1, 0.38), tol_1=0.1), people, 1, start=0.5)  # the mean is 0.19 long
     assert set(clusters(longer)) == {0}
+
+
+def test_the_mean_is_weighted() -> None:
+    """One client pulls as hard as three that weigh as much together; counted by heads it would not."""
+    people = clients([-5.0, 5.0, 5.0, 5.0], (0.5, 1 / 6, 1 / 6, 1 / 6))
+    assert clusters(simulate(ClusteredFL(steps(1, 0.38)), people, 1)) == [0, 1, 1, 1]
+    assert set(clusters(simulate(ClusteredFL(steps(1, 0.38)), clients([-5.0, 5.0, 5.0, 5.0], "equal"), 1))) == {0}
+
+
+@pytest.mark.parametrize("kind", [ClusteredFL, IFCA, Mocha])
+def test_an_update_that_is_not_finite_spoils_no_model(kind: Any) -> None:
+    """The loss of client 3 is so curved that its steps overflow."""
+    people = clients([-5.0, 5.0, 4.0, 3.0], "equal", [1.0, 1.0, 1.0, 1e30])
+    algorithm = kind(steps(12, 0.1), **({} if kind is ClusteredFL else {"sampler": Full()}))
+    result = simulate(algorithm, people, 2)
+    assert bool(torch.isfinite(algorithm.models).all())
+    assert result.audit.events["rejected_update"] == 2
+    assert result.server.heard.tolist() == [True, True, True, False]
 
 
 def test_two_clients_are_never_parted() -> None:

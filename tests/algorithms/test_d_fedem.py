@@ -42,20 +42,22 @@ def test_everybody_hears_everybody() -> None:
     assert two.measures["test_loss"] == pytest.approx(one.measures["test_loss"], rel=1e-9)
 
 
-def test_a_ring_of_unequal_silos_is_the_plain_loop() -> None:
-    """Own components, own weights, gradients scaled by T omega_t, mixed over a ring."""
+@pytest.mark.parametrize("objective", ["importance", "equal"])
+def test_a_ring_of_unequal_silos_is_the_plain_loop(objective: str) -> None:
+    """Own components, own weights, gradients scaled by T omega_t or not at all, mixed over a ring."""
     people = population()
     size = people.size
     eye = np.eye(size)
     ring = Overlay("ring", (np.roll(eye, 1, 0) + np.roll(eye, -1, 0)) > 0)
-    algorithm = DFedEM(FULL, ring, components=2)
+    algorithm = DFedEM(FULL, ring, components=2, objective=objective)
+    counts = people.base_importance if objective == "importance" else np.full(size, 1 / size)
     ended = run(algorithm, people, 4)
     task = MixtureTask(Task(mlp, seed=3), 2).to(dtype=torch.float64)
     rows, private = task.initial.repeat(size, 1), [torch.full((2,), 0.5, dtype=torch.float64)] * size
     data = [(people.inputs[people.train.row(i)].double(), people.targets[people.train.row(i)]) for i in range(size)]
     mixing = (eye + np.roll(eye, 1, 0) + np.roll(eye, -1, 0)) / 3
     for _ in range(4):
-        rows, private = peers_round(MixtureProblem(task), rows, private, data, people.base_importance, mixing, 3, 0.2)
+        rows, private = peers_round(MixtureProblem(task), rows, private, data, counts, mixing, 3, 0.2)
     torch.testing.assert_close(algorithm.silos.models, rows, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(algorithm.weights_of(ended.server, people.ids), torch.stack(private), rtol=1e-9)
     torch.testing.assert_close(ended.model, rows.mean(0), rtol=1e-9, atol=1e-12)

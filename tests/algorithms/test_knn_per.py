@@ -19,6 +19,8 @@ from turnout.cohort.store import ClientStore
 from turnout.cohort.train import Cohort
 from turnout.errors import UserError
 from turnout.local.sgd import Named
+from turnout.personal.coreset import KEEP, prototypes
+from turnout.personal.datastore import room
 from turnout.personal.knn import KNN, SMALLEST
 from turnout.random import key, normal, permutation
 from turnout.sampling.fill import Fill
@@ -46,7 +48,18 @@ def memories(server: turnout.Simulation, part: str = "test") -> Named:
     return evaluator._prepared(personal, server.model, server.store, evaluator.clients)
 
 
-def plain(server: turnout.Simulation, client: int, knn: KNN, layer: int, capacity: int | None = None) -> Tensor:
+def kept_by(rule: str, order: np.ndarray, labels: Tensor, count: int) -> np.ndarray:
+    """The last `count` of a shuffle; `balanced`, in turns over the classes."""
+    last_first = order[::-1].tolist()
+    if rule == "balanced":
+        turn = [sum(int(labels[other] == labels[i]) for other in last_first[:n]) for n, i in enumerate(last_first)]
+        last_first = [last_first[n] for n in np.argsort(turn, kind="stable")]
+    return np.sort(np.array(last_first[:count], np.int64))
+
+
+def plain(
+    server: turnout.Simulation, client: int, knn: KNN, layer: int, capacity: float | None = None, keep: str = "random"
+) -> Tensor:
     """`[test samples, classes]` probabilities at one client, step by step."""
     people, task, model = server.population, server.task, server.model
 
@@ -57,19 +70,24 @@ def plain(server: turnout.Simulation, client: int, knn: KNN, layer: int, capacit
 
     train, test = people.train.row(client), people.test.row(client)  # type: ignore[union-attr]
     order = permutation(key(server.seed, "adaptation", client), len(train))
-    count = len(train) if capacity is None else min(capacity, len(train))
+    count = room(capacity, len(train))
     held = order[: knn.held_back(len(train))]
-    kept = np.sort(order[len(train) - count :])
-    fit = np.setdiff1d(kept, held)
+
+    def memory(mine: np.ndarray) -> tuple[Tensor, Tensor]:
+        fits = min(count, len(mine))
+        if keep == "coreset" and capacity is not None:
+            keys, _, labels = seen(train[np.sort(mine)])
+            return prototypes(keys, labels, torch.ones(len(mine), dtype=torch.bool), fits, fits)[:2]
+        keys, _, labels = seen(train[kept_by(keep, mine, server.cohort.targets[train], fits)])
+        return keys, labels
+
     lam: Any = knn.interpolation
     if len(held):
         keys, served, values = seen(train[held])
-        memory, _, labels = seen(train[fit])
-        votes = knn.local(memory, labels, keys, 3)
+        votes = knn.local(*memory(order[len(held) :]), keys, 3)
         lam = knn.tuned(votes, served, values, torch.ones(len(held), dtype=torch.bool))
     keys, served, _ = seen(test)
-    memory, _, labels = seen(train[kept])
-    return lam * knn.local(memory, labels, keys, 3) + (1 - lam) * served
+    return lam * knn.local(*memory(order), keys, 3) + (1 - lam) * served
 
 
 @pytest.mark.parametrize(
@@ -80,6 +98,10 @@ def plain(server: turnout.Simulation, client: int, knn: KNN, layer: int, capacit
         ({"tune": "loglik", "fraction": 0.4}, 2),
         ({"kernel": "uniform", "fraction": 0.0, "interpolation": 0.8}, 2),
         ({"capacity": 4}, 2),
+        ({"capacity": 5, "keep": "balanced", "k": 2}, 2),
+        ({"capacity": 4, "keep": "coreset", "k": 2}, 2),
+        ({"capacity": 1.0, "keep": "coreset", "fraction": 0.4}, 2),
+        ({"keep": "coreset"}, 2),
     ],
 )
 def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer: int) -> None:
@@ -87,7 +109,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     server = trained(algorithm)
     table = server.clients()
     for client in np.flatnonzero(server.population.test.counts):  # type: ignore[union-attr]
-        probabilities = plain(server, client, algorithm.knn, layer, given.get("capacity"))
+        probabilities = plain(server, client, algorithm.knn, layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
         assert table["test_loss"][client] == pytest.approx(float(losses.mean()), rel=1e-6)
@@ -186,24 +208,26 @@ class Listener(turnout.Observer):
         self.heard.append(event.kind)
 
 
+@pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("capacity", [0, 0.0])
-def test_without_room_the_global_model_serves_and_it_is_said(capacity: float) -> None:
+def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, keep: str) -> None:
     listener = Listener()
-    algorithm = KNNPer(local(), turnout.Full(), interpolation=1.0, fraction=0.0, capacity=capacity)
+    algorithm = KNNPer(local(), turnout.Full(), interpolation=1.0, fraction=0.0, capacity=capacity, keep=keep)
     server = trained(algorithm, observers=[listener])
     assert listener.heard == ["empty_memory"]
     assert server.measures == pytest.approx(trained(FedAvg(local(), turnout.Full())).measures)
     assert not memories(server)["interpolation"].any()
 
 
+@pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("counts", [(0, 1, 30, 2), (0, 0)])
-def test_clients_without_samples_and_with_one(counts: tuple[int, ...]) -> None:
+def test_clients_without_samples_and_with_one(counts: tuple[int, ...], keep: str) -> None:
     """As of a stream that has not begun: the global model for who has none, the default lambda for who has one."""
     people, task = population(), Task(mlp, seed=3)
     cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve(task))
     own = Ragged.from_rows([np.arange(count) for count in counts])
     evaluator = Evaluator(cohort, np.arange(len(counts)), Ragged.from_rows([[40, 41, 42]] * len(counts)))
-    personal = Personal(KNNPer(local(), interpolation=0.7).adaptation(True), own.rows)
+    personal = Personal(KNNPer(local(), interpolation=0.7, keep=keep).adaptation(True), own.rows)
     store = ClientStore(len(counts), "cpu", torch.float32, 1)
     served = evaluator.personal_models(personal, task.initial, store)
     lam = evaluator._prepared(personal, task.initial, store, evaluator.clients)["interpolation"]
@@ -297,6 +321,7 @@ def test_little_memory_changes_nothing_and_is_kept_to() -> None:
         ({"k": 0}, r"algorithm.k: 0 must be at least 1"),
         ({"kernel": "cosine"}, r"algorithm.kernel: unknown name 'cosine'"),
         ({"capacity": 1.5}, r"algorithm.capacity: 1.5 must be a share"),
+        ({"keep": "balance"}, r"algorithm.keep: unknown name 'balance'; did you mean balanced"),
         ({"tune": "test"}, r"algorithm.tune: unknown name 'test'"),
     ],
 )
@@ -313,6 +338,8 @@ def test_what_cannot_be_voted_on() -> None:
     with pytest.raises(UserError, match="loglik needs class labels"):
         values = replace(people, targets=people.inputs.sum(1))
         trained(KNNPer(local(), tune="loglik"), values, task=Task(lambda: nn.Linear(5, 1), "mse"))
+    with pytest.raises(UserError, match=r"algorithm.keep: coreset needs class labels"):
+        trained(KNNPer(local(), keep="coreset"), values, task=Task(lambda: nn.Linear(5, 1), "mse"))
     with pytest.raises(UserError, match="the model has no 'body'"):
         trained(KNNPer(local(), layer="body"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,18 @@ def test_a_plain_loop_coin_by_coin() -> None:
     assert_served(result, [*x, descend(result.model, UNSEEN, steps=6, mu=mu, anchor=result.model)])
     assert {"c", "l"} == set(throws)
     assert "cc" in "".join(throws)
+
+
+def test_steps_and_pulls_have_the_learning_rate_of_their_round() -> None:
+    p, mu, decay = 0.3, 0.15, 0.5
+    algorithm = L2SGD(replace(FULL, lr_decay=decay), Full(), mu=mu, communication=p)
+    x = [START] * 4
+    for version, (pulls, count) in enumerate(coins(algorithm, 4)):
+        lr, mean = LR * decay**version, average(x)
+        x = [mean + (1 - lr * mu / p) ** pulls * (mine - mean) for mine in x]
+        for _ in range(count):
+            x = [mine - lr / (1 - p) * slope(mine, i) for i, mine in enumerate(x)]
+    torch.testing.assert_close(run(algorithm, 4).model, average(x), rtol=1e-11, atol=1e-13)
 
 
 def test_the_coins_are_fair() -> None:

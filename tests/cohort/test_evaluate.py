@@ -137,6 +137,18 @@ def test_clients_adapt_before_they_are_evaluated_and_keep_nothing() -> None:
     assert not server.heard[6:].any()
 
 
+def test_clients_adapt_at_the_learning_rate_of_jobs_from_that_version() -> None:
+    server = simulation(
+        turnout.FedAvgPlus(LocalSGD(lr=0.5, batching="full", lr_decay=0.5), turnout.Full()), stopping=Stopping(rounds=3)
+    )
+    server.run()
+    tuned = [_tuned(server, i, 0.5 * 0.5**3) for i in range(len(SIZES))]
+    losses = [
+        float(server.task.losses(m, *_of(server, server.population.train.row(i))).mean()) for i, m in enumerate(tuned)
+    ]
+    np.testing.assert_allclose(server.clients()["test_loss"], losses, rtol=1e-5)
+
+
 def test_unseen_clients_and_validation_samples_are_set_aside() -> None:
     data = turnout.datasets.load("digits")
     people = Population.of(data, 20, validation_fraction=0.25, unseen_fraction=0.2)

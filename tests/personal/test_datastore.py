@@ -149,6 +149,8 @@ def test_what_cannot_be_compared_is_said_with_its_number() -> None:
         store().search(spoilt, 2)
     with pytest.raises(UserError, match=r"queries of shape \(2, 4\) cannot be compared with keys of 3"):
         store().search(points(2, 2, 4), 2)
+    with pytest.raises(UserError, match=r"new keys of shape \(2, 4\) cannot be compared with keys of 3"):
+        store().update(points(2, 2, 4), torch.arange(2))
     with pytest.raises(UserError, match="needs \\[n, p\\] and n values"):
         Datastore(points(1, 5), torch.arange(4))
 

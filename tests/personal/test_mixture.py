@@ -181,6 +181,13 @@ WORKS = {
 }
 
 
+def floored(weights: Tensor, least: float) -> Tensor:
+    """At least `least` each; the rest in proportion to what they have above it."""
+    above = [max(0.0, float(weight) - least) for weight in weights]
+    left = 1 - M * least
+    return torch.tensor([least + left * part / sum(above) for part in above], dtype=torch.float64)
+
+
 @torch.no_grad()
 def shares_by_hand(task: MixtureTask, received: Tensor, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """`[n, M]` sample by sample, component by component."""
@@ -246,12 +253,19 @@ def test_local_work_equals_a_plain_loop(case: str, name: str, engine: str) -> No
         inputs, targets = cohort.inputs[mine], cohort.targets[mine]
         weights = torch.full((M,), 1 / M, dtype=torch.float64) if i == 2 else kept[i]
         shares = shares_by_hand(plain_task, models[i % 3], weights, inputs, targets)
-        expected = shares.mean(0).clamp(min=work.min_weight)
-        torch.testing.assert_close(trained.state["weights"][i], expected / expected.sum(), rtol=1e-9, atol=1e-12)
+        expected = floored(shares.mean(0), work.min_weight)
+        torch.testing.assert_close(trained.state["weights"][i], expected, rtol=1e-9, atol=1e-12)
         assert float(trained.state["weights"][i].sum()) == pytest.approx(1, abs=1e-6)
         delta = train_by_hand(plain_task, work, models[i % 3], shares, inputs, targets, int(keys[i]))
         error = (trained.payload["delta"][i] - delta).norm() / delta.norm()
         assert float(error) <= 1e-9
+
+
+def test_who_may_take_plain_steps() -> None:
+    """Each kind of work on the kind of task it is for."""
+    for task in (Task(mlp), mixture()):
+        for work in (LocalSGD(0.1), MixtureSGD(0.1, components=M)):
+            assert plain_sgd.applies(task, work, ()) == (isinstance(task, MixtureTask) == isinstance(work, MixtureSGD))
 
 
 def test_chunks_of_clients_change_nothing_but_the_last_bits() -> None:
@@ -323,7 +337,34 @@ def test_the_time_it_takes_grows_with_the_components() -> None:
     assert MixtureSGD(0.1, batch_size=10, components=1).busy(95) == (10, 95)
 
 
-@pytest.mark.parametrize(("option", "value"), [("min_weight", -0.1), ("min_weight", 1.0), ("weight_steps", 0)])
+def one_job(work: MixtureSGD, samples: int, engine: str = "vectorised") -> Tensor:
+    """`[M]` the weights of a client with so many samples after a job that trains nothing."""
+    people, task = population(), MixtureTask(Task(mlp, seed=3), M)
+    cohort = Cohort(task, people.inputs, people.targets, Plan(engine=engine, precision="float64", threads=1))
+    state = {"weights": torch.tensor([[1 - 2e-6, 1e-6, 1e-6]], dtype=torch.float64)}
+    own = Ragged.from_rows([np.arange(samples)])
+    jobs = Jobs(work, key(9, "test", np.arange(1)), cohort.task.initial[None], np.zeros(1, int), own, {}, state)
+    return cohort.train(jobs).state["weights"][0]
+
+
+def test_no_weight_falls_below_the_floor() -> None:
+    for least in (1e-3, 0.1, 0.33):
+        weights = one_job(MixtureSGD(0.1, steps=0, components=M, min_weight=least), 20)
+        assert float(weights.min()) >= least * (1 - 1e-12)
+        assert float(weights.sum()) == pytest.approx(1, abs=1e-12)
+    free = one_job(MixtureSGD(0.1, steps=0, components=M), 20)
+    torch.testing.assert_close(one_job(MixtureSGD(0.1, steps=0, components=M, min_weight=1e-9), 20), free)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_a_client_without_samples_keeps_its_weights(engine: str) -> None:
+    """federated-em.md 3.2."""
+    assert one_job(MixtureSGD(0.1, steps=0, components=M), 0, engine).tolist() == [1 - 2e-6, 1e-6, 1e-6]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("min_weight", -0.1), ("min_weight", 1 / M), ("min_weight", 1.0), ("weight_steps", 0)]
+)
 def test_bad_options_are_refused(option: str, value: float) -> None:
     with pytest.raises(UserError, match=r"algorithm\.(min_weight|unseen_steps): "):
-        MixtureSGD(0.1, **{option: value})  # type: ignore[arg-type]
+        MixtureSGD(0.1, components=M, **{option: value})  # type: ignore[arg-type]

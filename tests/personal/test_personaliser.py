@@ -244,6 +244,31 @@ def test_a_sample_that_cannot_be_represented_is_named() -> None:
         KNNPersonaliser(network()).fit(inputs, targets)
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8])
+def test_labels_of_any_integer_kind(kind: torch.dtype) -> None:
+    inputs, targets = samples(1, 40)
+    one, two = (KNNPersonaliser(network()).fit(inputs, each) for each in (targets, targets.to(kind)))
+    assert torch.equal(one.predict_proba(inputs), two.predict_proba(inputs))
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.full((40,), 3), "targets: 3 is none of the model's 3 classes"),
+        (torch.full((40,), -1), "targets: -1 is none of the model's 3 classes"),
+        (torch.zeros(40, 2).long(), r"a memory cannot compare 3 outputs with targets of shape \(2,\)"),
+        (torch.zeros(40, 2), r"a memory cannot compare 3 outputs with targets of shape \(2,\)"),
+        (torch.zeros(39).long(), "targets: 39 of them for 40 inputs"),
+    ],
+)
+def test_targets_that_do_not_fit_the_model(targets: Tensor, message: str) -> None:
+    inputs, labels = samples(1, 40)
+    with pytest.raises(UserError, match=message):
+        KNNPersonaliser(network()).fit(inputs, targets)
+    with pytest.raises(UserError, match=message):
+        KNNPersonaliser(network()).fit(inputs, labels).update(inputs, targets)
+
+
 def test_mistakes() -> None:
     for options, message in (
         ({"capacity": 2.5}, "capacity: 2.5 must be a share"),
@@ -319,7 +344,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     both: list[Any] = [each.update(*samples(2, 9)) for each in (personal, again)]
     assert both[0].interpolation == both[1].interpolation
     assert torch.equal(both[0].predict_proba(inputs), both[1].predict_proba(inputs))
-    for other in (replace(personal, layer="0"), KNNPersonaliser(models.mlp(4, [6], 3))):
+    others = [replace(personal, layer=layer) for layer in ("0", "", lambda net, x: net[:2](x))]
+    for other in (*others, KNNPersonaliser(models.mlp(4, [6], 3))):
         with pytest.raises(UserError, match="has changed since the memory was made"):
             other.load(path)
     for wrong in (tmp_path / "none.safetensors", tmp_path / "text"):

@@ -74,6 +74,17 @@ def test_by_hand() -> None:
         replay_shift(before, after, (before, after), "lifo", knn)
 
 
+def test_what_arrives_before_the_shift_is_what_was_not_remembered() -> None:
+    keys, labels = torch.arange(8.0)[:, None], torch.arange(8) % 2  # a neighbour's label is always wrong
+    before = Represented(keys, torch.full((8, 2), 0.5), labels)
+    knn = KNN(1, fraction=0.0, interpolation=1.0)
+    fixed, growing = (
+        replay_shift(before, before, (before, before), each, knn, (4, 1)) for each in ("fixed", "growing")
+    )
+    assert fixed[0] < 1
+    assert growing[3] == 1
+
+
 def test_a_regression_is_scored_by_its_error() -> None:
     keys = torch.arange(8.0)[:, None]
     before = Represented(keys, torch.zeros(8, 1), torch.full((8,), 2.0))

@@ -23,7 +23,7 @@ def test_the_small_size_runs_and_is_read_back(name: str, tmp_path: Path) -> None
 
 def test_what_is_measured_of_clients() -> None:
     """Twelve clients; the last two are unseen. Weights are test samples; the (10/10)-th worst is the worst."""
-    accuracy = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 0.4, 0.3, 0.2, 0.1, 0.25, 0.75])
+    accuracy = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 0.4, 0.3, 0.2, np.nan, 0.25, 0.75])  # one without test samples
     table = {
         "unseen": np.arange(12) >= 10,
         "train_samples": np.arange(1, 13) * 10,

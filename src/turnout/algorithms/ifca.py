@@ -49,11 +49,11 @@ class IFCA(FedAvg):
         updates = server.finite(updates)
         weights = self.weights(server, updates, chosen)
         if len(updates):
-            cluster = updates["cluster"].long()
-            mine = cluster.cpu().numpy()
+            mine = updates["cluster"].long().cpu().numpy()
             weights = weights / np.maximum(np.bincount(mine, weights), np.finfo(float).tiny)[mine]
-            share = torch.as_tensor(self.server_lr * weights).to(self.models)
-            self.models = self.models.index_add(0, cluster, share[:, None] * updates.deltas)
+            shares = np.zeros((self.clusters, len(updates)))
+            shares[mine, np.arange(len(updates))] = self.server_lr * weights
+            self.models = self.models + torch.as_tensor(shares).to(self.models) @ updates.deltas
         server.step(updates, weights / self.clusters)
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:

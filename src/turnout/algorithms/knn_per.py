@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.local.knn import MemoryOfSamples
+from turnout.personal.coreset import check_keep
 from turnout.personal.datastore import check_capacity
 from turnout.personal.knn import KNN
 from turnout.server.server import Server
@@ -20,7 +21,8 @@ class KNNPer(FedAvg):
     """Trains as FedAvg (with the sampler `fill`, as printed). A client, also one that never trained, then represents
     its training samples by what `layer` of the global model gives (None: what the last fully connected layer is given),
     keeps as many as its `capacity` allows (a share from 0.0 to 1.0 or a whole number; None: all), and serves
-    lambda * vote of the `k` nearest + (1 - lambda) * global model. See `turnout.personal.knn.KNN` for the `kernel`, its
+    lambda * vote of the `k` nearest + (1 - lambda) * global model. Which it keeps: `random` ones, `balanced` over the
+    classes, or a `coreset` of prototypes, k-means of each class. See `turnout.personal.knn.KNN` for the `kernel`, its
     `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. Measured on
     training samples, a memory finds those very samples in it."""
 
@@ -29,6 +31,7 @@ class KNNPer(FedAvg):
     scale: float = 1.0
     layer: str | None = None
     capacity: float | int | None = None
+    keep: str = "random"
     tune: str = "grid"
     fraction: float = 0.2
     interpolation: float = 0.5
@@ -37,6 +40,7 @@ class KNNPer(FedAvg):
         super().__post_init__()
         self.knn.check("algorithm")
         check_capacity("algorithm.capacity", self.capacity)
+        check_keep("algorithm.keep", self.keep)
 
     @property
     def knn(self) -> KNN:
@@ -48,4 +52,5 @@ class KNNPer(FedAvg):
             server.log("empty_memory", why="with a capacity of 0 the global model serves alone")
 
     def adaptation(self, unseen: bool) -> MemoryOfSamples:
-        return MemoryOfSamples.extend(self.local, knn=self.knn, layer=self.layer, capacity=self.capacity)
+        options = {"layer": self.layer, "capacity": self.capacity, "keep": self.keep}
+        return MemoryOfSamples.extend(self.local, knn=self.knn, **options)

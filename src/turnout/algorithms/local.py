@@ -20,15 +20,21 @@ from turnout.server.server import Server
 @dataclass
 class Local(Algorithm):
     """Each round the sampled clients go on with their own models; each is evaluated with its own, or with `average` all
-    with the average of the models (the one-shot average of the SAFA thesis, as if the run ended there). A round that
-    finds nobody online takes `retry` seconds."""
+    with the average of the models (the one-shot average of the SAFA thesis, as if the run ended there). A client never
+    seen trains alone too before it serves, from the initial model: `tuning_epochs` passes, or without that number as
+    much as there have been rounds for, anew at every evaluation. A round that finds nobody online takes `retry`
+    seconds."""
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
     average: bool = False
+    tuning_epochs: int | None = None
     retry: float = 1.0
+    rounds: int = field(default=0, init=False)  # so far
 
     def __post_init__(self) -> None:
+        if self.tuning_epochs is not None and self.tuning_epochs < 1:
+            raise UserError(f"algorithm.tuning_epochs: {self.tuning_epochs} must be at least 1")
         check_seconds("algorithm.retry", self.retry)
         if self.sampler.decides_later:
             raise UserError("sampler.name: local training sends nothing, so there is no update to choose by")
@@ -40,6 +46,7 @@ class Local(Algorithm):
             updates = server.wait(seconds=None if len(chosen.clients) else self.retry)
             server.settle()
             server.publish(self.served(server), updates, np.zeros(len(updates)))
+            self.rounds = server.version
 
     def work(self) -> OwnModelSGD:
         return OwnModelSGD.extend(self.local)
@@ -55,3 +62,12 @@ class Local(Algorithm):
 
     def predictor(self) -> LocalSGD | None:
         return None if self.average else self.work()
+
+    def adaptation(self, unseen: bool) -> OwnModelSGD | None:
+        if self.average or not unseen:
+            return None
+        work = self.work().at(0)  # it begins where the others began
+        if self.tuning_epochs is not None:
+            return work.bind({"epochs": self.tuning_epochs, "steps": None})
+        steps = None if work.steps is None else work.steps * self.rounds
+        return work.bind({"epochs": work.epochs * self.rounds, "steps": steps})

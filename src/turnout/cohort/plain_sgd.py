@@ -15,18 +15,17 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from turnout.cohort.graphs import CapturedStep, Graphs
-from turnout.local.mixture import MixtureSGD
 from turnout.local.sgd import Batch, LocalSGD, Named
-from turnout.personal.mixture import MixtureTask
 from turnout.task import Task
 
 PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
-    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received."""
-    form = MixtureSGD if isinstance(task, MixtureTask) else LocalSGD
-    ordinary = all(getattr(type(work), name) is getattr(form, name) for name in PARTS)
+    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
+    `plain_for` such a task, and has every part from a class that says so."""
+    makers = (next(kind for kind in type(work).__mro__ if name in vars(kind)) for name in PARTS)
+    ordinary = work.plain_for is type(task) and all("plain_for" in vars(maker) for maker in makers)
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     return ordinary and not any(value or name in own_options for name, value in extras.items())
 
@@ -51,24 +50,11 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
         return torch.autograd.grad(total, list(leaves.values()))
 
 
-def _models(task: Task, layers: Named, clients: int) -> list[Named]:
-    """The layers of every model that a client trains; `clients` is 1 where they are `[C, ...]`, 0 of one alone."""
-    if not isinstance(task, MixtureTask):
-        return [layers]
-    return [{name: layer.select(clients, m) for name, layer in layers.items()} for m in range(task.components)]
-
-
-def _batch_of(task: Task, model: int, batch: Batch) -> Batch:
-    """The batch as that model sees it."""
-    if not isinstance(task, MixtureTask):
-        return batch
-    return batch._replace(weights=batch.weights[..., model], key=task.key(batch.key, model))
-
-
 def descend(task: Task, layers: Named, lr: float | Tensor, batch: Batch) -> None:
     """One step of the cohort, in place; `lr` is a number or `[C]`."""
-    for model, own in enumerate(_models(task, layers, clients=1)):
-        for layer, gradient in zip(own.values(), _own_gradients(task, own, _batch_of(task, model, batch)), strict=True):
+    for own, weights, key in task.models(layers, batch.weights, batch.key):
+        seen = batch._replace(weights=weights, key=key)
+        for layer, gradient in zip(own.values(), _own_gradients(task, own, seen), strict=True):
             if isinstance(lr, Tensor):
                 layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
             else:
@@ -111,16 +97,13 @@ def difference(task: Task, layers: Named, received: Tensor) -> Tensor:
 
 def run_client(task: Task, received: Tensor, lr: float, batches: Iterator[Batch]) -> Tensor:
     """The same for one client, `[P]`."""
-    models = [
-        {name: value.clone().requires_grad_() for name, value in layers.items()}
-        for layers in _models(task, task.layers(received), clients=0)
-    ]
-    for given in batches:
-        for model, layers in enumerate(models):
-            batch = _batch_of(task, model, given)
+    layers = {name: value.clone() for name, value in task.layers(received).items()}
+    for batch in batches:
+        for own, weights, key in task.models(layers, batch.weights, batch.key):
+            leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
             with torch.enable_grad():
-                loss = _objective(task, layers, batch.inputs, batch.targets, batch.weights, batch.key)
-                gradients = torch.autograd.grad(loss, list(layers.values()))
-            for layer, gradient in zip(layers.values(), gradients, strict=True):
-                layer.detach().add_(gradient, alpha=-lr)
-    return torch.cat([task.layout.flatten(layers) for layers in models])
+                loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
+                gradients = torch.autograd.grad(loss, list(leaves.values()))
+            for layer, gradient in zip(own.values(), gradients, strict=True):
+                layer.add_(gradient, alpha=-lr)
+    return task.vector({name: layer[None] for name, layer in layers.items()})[0]

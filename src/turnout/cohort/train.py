@@ -162,7 +162,9 @@ class Cohort:
     def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, BatchPlan | None]:
         """Padded index [C, n], counts [C], a key for each step [C, S] and the mini-batches, on the device."""
         device, counts = self.plan.device, jobs.samples.counts
-        index = torch.as_tensor(jobs.samples.padded(np.arange(len(counts)), int(counts.max())), device=device).long()
+        index = torch.as_tensor(
+            jobs.samples.padded(np.arange(len(counts)), max(1, int(counts.max()))), device=device
+        ).long()
         counted = torch.as_tensor(counts, device=device)
         keys = torch.as_tensor(jobs.keys, device=device)
         batches = plan_batches(jobs.work, keys, counts, steps) if steps[0] else None
@@ -183,7 +185,7 @@ class Cohort:
         wide = 3 * jobs.work.batch_size  # without gradients there is room for that
         parts = []
         for start in range(0, index.shape[1], wide):
-            active = int(np.flatnonzero(jobs.samples.counts > start)[-1]) + 1
+            active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
             rows = index[:active, start : start + wide]
             samples = (_take(pool, rows) for pool in (self.inputs, self.targets))
             values = score(jobs.models[0] if shared else received[:active], *samples)

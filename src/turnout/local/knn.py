@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.cohort.batches import shuffles
-from turnout.errors import UserError
 from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
+from turnout.personal.coreset import check_keep, prototypes, subset
 from turnout.personal.datastore import room
-from turnout.personal.knn import KNN, QUERIES_AT_ONCE, SMALLEST, flat, mixed
+from turnout.personal.knn import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
 from turnout.task import Task, last_linear
 
 
@@ -31,6 +31,7 @@ class MemoryOfSamples(LocalSGD):
     knn: KNN = field(default_factory=KNN)
     layer: str | None = None
     capacity: float | int | None = None
+    keep: str = "random"
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
         return np.zeros_like(np.asarray(counts, np.int64))
@@ -45,31 +46,42 @@ class MemoryOfSamples(LocalSGD):
 
     def prepared_numbers(self, task: Task, samples: int) -> int:
         shape = (last_linear(task.module).in_features,) if self.layer is None else task.layer_shapes.get(self.layer, ())
-        return samples * (3 * torch.Size(shape).numel() + 6 * min(samples, QUERIES_AT_ONCE))  # both also as float64
+        compared = max(min(samples, QUERIES_AT_ONCE), self._room(samples) if self.keep == "coreset" else 0)
+        return samples * (4 * torch.Size(shape).numel() + 6 * compared)  # both also as float64
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
-        """`keys` [n, p] and `values` [n, ...] of the client's samples, which rows of them are `stored` [n], and lambda.
+        """`keys` [m, p] and `values` [m, ...] of what is kept of the client's samples, which rows are `stored` [m] and
+        which fill up, and lambda.
 
-        One shuffle decides: the samples held back come first in it, those that fit last. What fits and is not held back
-        is asked about what is, to tune lambda. Where a key is not finite, neither is lambda.
+        One shuffle decides: the samples held back come first in it, those that fit last. A memory of the others is
+        asked about what is held back, to tune lambda. Where a key is not finite, neither is lambda.
         """
         parts = [self._represented(task, received, inputs) for inputs, _, _ in data.chunks()]
         keys, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
         outputs, values, width, real = flat(outputs), data.targets[data.index], len(data.index), data.weights > 0
-        _check(values, outputs)
+        check_votes(values, outputs)
+        check_keep("algorithm.keep", self.keep, values)
         order = shuffles(data.key, data.count, width)
         rank = order.argsort()
         held, fits = (_of_count(rule, data.count, width) for rule in (self.knn.held_back, self._room))
-        stored = real & (rank >= data.count - fits)
         asked = order[: self.knn.held_back(width)]
-        local = self.knn.local(keys, values, keys[asked], outputs.shape[1], stored & (rank >= held))
+        memory, trial = (self._kept(keys, values, among, rank, fits) for among in (real, real & (rank >= held)))
+        local = self.knn.local(trial["keys"], trial["values"], keys[asked], outputs.shape[1], trial["stored"])
         served = outputs[asked] if values.is_floating_point() else outputs[asked].softmax(1)
         tuned = self.knn.tuned(local, served, values[asked], torch.arange(len(asked), device=keys.device) < held)
-        interpolation = torch.where(stored.any(), torch.where(held > 0, tuned, self.knn.interpolation), 0)
+        own = torch.where(held > 0, tuned, self.knn.interpolation)
+        interpolation = torch.where(memory["stored"].any(), own, 0)
         finite = (keys.isfinite().all(1) | ~real).all()
-        kept = stored.logical_not().to(torch.int8).argsort(stable=True)[: self._room(width)]
-        memory = {"keys": keys[kept], "values": values[kept], "stored": stored[kept]}
         return memory | {"interpolation": torch.where(finite, interpolation, torch.nan)}
+
+    def _kept(self, keys: Tensor, values: Tensor, among: Tensor, rank: Tensor, fits: Tensor) -> Named:
+        """As many of the samples `among` [n] which there are as fit, or what stands for them."""
+        most, number = self._room(len(rank)), torch.minimum(fits, among.sum())
+        if self.keep == "coreset" and self.capacity is not None:
+            return dict(zip(("keys", "values", "stored"), prototypes(keys, values, among, number, most), strict=True))
+        stored = subset(values, among, rank, number, self.keep == "balanced")
+        rows = stored.logical_not().to(torch.int8).argsort(stable=True)[:most]
+        return {"keys": keys[rows], "values": values[rows], "stored": stored[rows]}
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """Logarithms of probabilities, as if they were logits; of a regression its values."""
@@ -95,14 +107,3 @@ def _of_count(rule: Callable[[int], int], count: Tensor, most: int) -> Tensor:
     """What a rule says of a client's number of samples, at most `most`."""
     table = torch.tensor([rule(number) for number in range(most + 1)], device=count.device)
     return table.gather(0, count.long()[None])[0]
-
-
-def _check(values: Tensor, outputs: Tensor) -> None:
-    """Raise unless neighbours can vote on such targets."""
-    classes, each = outputs.shape[1], torch.Size(values.shape[1:]).numel()
-    if each != classes if values.is_floating_point() else values.ndim > 1 or classes == 1:
-        compared = f"{classes} outputs with targets of shape {tuple(values.shape[1:])}"
-        raise UserError(
-            f"algorithm.name: knn_per cannot compare {compared}; it needs class labels and an output for each class, "
-            "or a regression's values and as many outputs"
-        )

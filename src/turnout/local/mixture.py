@@ -6,7 +6,7 @@ Marfoq et al., "Federated multi-task learning under a mixture of distributions",
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -25,14 +25,16 @@ class MixtureSGD(LocalSGD):
     times, by the components received, before it trains. None falls below `min_weight`; with 0, one that is 0 stays.
     """
 
+    plain_for: ClassVar[type[Task]] = MixtureTask
+
     components: int = 1
     min_weight: float = 0.0
     weight_steps: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.min_weight < 1:
-            raise UserError(f"algorithm.min_weight: {self.min_weight} must be at least 0 and below 1")
+        if not 0 <= self.min_weight * self.components < 1:
+            raise UserError(f"algorithm.min_weight: {self.min_weight} must be at least 0 and below 1 / components")
         if self.weight_steps < 1:
             raise UserError(f"algorithm.unseen_steps: {self.weight_steps} must be at least 1")
 
@@ -60,10 +62,10 @@ class MixtureSGD(LocalSGD):
         weights = self.weights(state)
         for _ in range(self.weight_steps):
             shares = responsibilities(data.scores, weights) * data.weights[:, None]  # [n, M] q; 0 for padding
-            weights = data.mean(shares)
+            weights = torch.where(data.count > 0, data.mean(shares), weights)
             if self.min_weight:
-                weights = weights.clamp(min=self.min_weight)
-                weights = weights / weights.sum()
+                above = (weights - self.min_weight).clamp(min=0)
+                weights = self.min_weight + (1 - self.components * self.min_weight) * above / above.sum()
         return received, (shares, weights, self.start_momentum(received))
 
     def counted(self, carry: Carry, batch: Batch) -> Tensor:

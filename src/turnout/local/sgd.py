@@ -97,6 +97,7 @@ class LocalSGD:
     """
 
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
+    plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
 
     lr: float
     epochs: int = 1

@@ -7,21 +7,19 @@ Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local me
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from turnout import random
 from turnout.errors import UserError, unknown
+from turnout.personal.coreset import check_keep, prototypes, subset
 from turnout.personal.knn import KNN, nearest
 
 POLICIES = ("growing", "fifo", "fixed")
-KEEP = ("random", "balanced", "coreset")
 
 
 def fingerprint(model: nn.Module, layer: str = "") -> str:
@@ -80,6 +78,7 @@ class Datastore:
             raise unknown("datastore.policy", policy, POLICIES)
         if policy == "fixed":
             return self
+        self._check_size("new keys", keys)
         first = len(keys) if policy == "fifo" else 0
         keys, values = torch.cat([self.keys, keys]), torch.cat([self.values, values])
         return replace(self, keys=keys[first:], values=values[first:])
@@ -87,45 +86,30 @@ class Datastore:
     def limited(self, count: int, keep: str = "random", seed: int = 0) -> Datastore:
         """With at most `count` entries, in their order: a `random` subset; a `balanced` one, as many of each class as
         there are; or a `coreset` of prototypes, k-means of the keys of each class in proportion."""
-        if keep not in KEEP:
-            raise unknown("datastore.keep", keep, KEEP)
+        check_keep("datastore.keep", keep, self.values)
         if count >= len(self):
             return self
-        if keep != "random" and (self.values.is_floating_point() or self.values.ndim > 1):
-            raise UserError(f"datastore.keep: {keep} needs class labels; a regression keeps random samples")
+        everybody = torch.ones(len(self), dtype=torch.bool, device=self.keys.device)
         if keep == "coreset":
-            return self._prototypes(count, seed)
-        order = random.permutation(random.key(seed, "capacity"), len(self))
-        if keep == "balanced":
-            order = order[np.argsort(_rank_in_class(self.values.cpu().numpy()[order]), kind="stable")]
-        rows = torch.as_tensor(np.sort(order[:count]), device=self.keys.device)
-        return replace(self, keys=self.keys[rows], values=self.values[rows])
-
-    def _prototypes(self, count: int, seed: int) -> Datastore:
-        from sklearn.cluster import KMeans
-
-        keys, labels = self.keys.cpu().numpy(), self.values.cpu().numpy()
-        shares = np.sort(labels)[((np.arange(count) + 0.5) * len(self) / count).astype(np.int64)]
-        centres, classes = [keys[:0]], [labels[:0]]
-        for label, number in zip(*np.unique(shares, return_counts=True), strict=True):
-            start = int(random.key(seed, "prototypes", label)) & 0x7FFFFFFF
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # fewer distinct keys than prototypes: some come twice
-                found = KMeans(number, n_init=1, random_state=start).fit(keys[labels == label])
-            centres.append(found.cluster_centers_.astype(keys.dtype))
-            classes.append(np.full(number, label))
-        prototypes, values = (torch.as_tensor(np.concatenate(part)).to(self.keys.device) for part in (centres, classes))
-        return replace(self, keys=prototypes, values=values)
+            keys, values, _ = prototypes(self.keys, self.values, everybody, count, count)
+            return replace(self, keys=keys, values=values)
+        order = torch.as_tensor(random.permutation(random.key(seed, "capacity"), len(self)), device=self.keys.device)
+        kept = subset(self.values, everybody, len(self) - 1 - order.argsort(), count, keep == "balanced")
+        return replace(self, keys=self.keys[kept], values=self.values[kept])
 
     def search(self, queries: Tensor, k: int, model: str = "") -> tuple[Tensor, Tensor]:
         """`[B, k]` distances and positions of the nearest entries, in order; of fewer than k all of them."""
         if model != self.model:
             raise UserError("datastore: its keys come from another model or layer; build it again with this one")
-        if queries.ndim != 2 or queries.shape[1] != self.keys.shape[1]:
-            shape, size = tuple(queries.shape), self.keys.shape[1]
-            raise UserError(f"datastore: queries of shape {shape} cannot be compared with keys of {size} numbers")
+        self._check_size("queries", queries)
         check_finite("datastore: the representation of query", queries)
         return nearest(self.keys, queries, k) if self.index == "exact" else self._ask_faiss(queries, k)
+
+    def _check_size(self, what: str, rows: Tensor) -> None:
+        size = self.keys.shape[1]
+        if rows.ndim != 2 or rows.shape[1] != size:
+            shape = tuple(rows.shape)
+            raise UserError(f"datastore: {what} of shape {shape} cannot be compared with keys of {size} numbers")
 
     def vote(self, queries: Tensor, knn: KNN, outputs: int, model: str = "") -> Tensor:
         """`[B, outputs]` what the neighbours of the queries say."""
@@ -135,7 +119,7 @@ class Datastore:
     def _ask_faiss(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k = min(k, len(self))
         if not k:
-            return queries.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64)
+            return queries.new_zeros(len(queries), 0), queries.new_zeros(len(queries), 0, dtype=torch.int64)
         _, found = self._faiss.search(queries.cpu().float().numpy(), k)
         positions = torch.as_tensor(found, device=queries.device).sort(1).values  # -1: none was found
         apart = (self.keys[positions.clamp(min=0)] - queries[:, None]).norm(dim=2)
@@ -160,12 +144,3 @@ def check_finite(what: str, rows: Tensor) -> None:
     spoilt = ~rows.isfinite().all(1)
     if spoilt.any():
         raise UserError(f"{what} {int(spoilt.nonzero()[0])} is not finite; has the model diverged?")
-
-
-def _rank_in_class(labels: random.IntArray) -> random.IntArray:
-    """How many of the same label come before each."""
-    order = np.argsort(labels, kind="stable")
-    starts = np.searchsorted(labels[order], labels[order])
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(labels)) - starts
-    return rank

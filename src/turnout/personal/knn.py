@@ -97,7 +97,10 @@ class KNN:
         values and their mean."""
         if values.is_floating_point():
             return (weights[..., None] * values.reshape(*weights.shape, outputs)).sum(1)
-        return weights.new_zeros(len(weights), outputs).scatter_add(1, values, weights)
+        votes = weights.new_zeros(len(weights), outputs)
+        for weight, value in zip(*(torch.split(part, 1, 1) for part in (weights, values)), strict=True):
+            votes = votes.scatter_add(1, value, weight)  # neighbour by neighbour: in one order on every device
+        return votes
 
     def local(
         self, keys: Tensor, values: Tensor, queries: Tensor, outputs: int, stored: Tensor | None = None
@@ -111,7 +114,7 @@ class KNN:
         `served` `[m, outputs]`; those that are not `real` `[m]` do not count."""
         if self.tune == "loglik":
             if values.is_floating_point():
-                raise UserError("algorithm.tune: loglik needs class labels; a regression is tuned by grid")
+                raise UserError("tune: loglik needs class labels; a regression is tuned by grid")
             a, b = (part.gather(1, values[:, None])[:, 0] for part in (local, served))
             return likeliest(a, b, real).to(served.dtype)
         scores = torch.stack(
@@ -123,6 +126,17 @@ class KNN:
 def flat(values: Tensor) -> Tensor:
     """`[B, numbers of a sample]`."""
     return values.unsqueeze(-1).flatten(1)
+
+
+def check_votes(values: Tensor, outputs: Tensor) -> None:
+    """Raise unless neighbours with these values `[n, ...]` can vote beside outputs `[n, outputs]`."""
+    classes, each = outputs.shape[1], torch.Size(values.shape[1:]).numel()
+    if each != classes if values.is_floating_point() else values.ndim > 1 or classes == 1:
+        compared = f"{classes} outputs with targets of shape {tuple(values.shape[1:])}"
+        raise UserError(
+            f"targets: a memory cannot compare {compared}; it needs class labels and an output for each class, "
+            "or a regression's values and as many outputs"
+        )
 
 
 def mixed(local: Tensor, served: Tensor, interpolation: float | Tensor) -> Tensor:

@@ -11,7 +11,7 @@ A client's samples come from M shared distributions in proportions pi of its own
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -40,8 +40,8 @@ class MixtureTask(Task):
 
     The task's own loss and metrics apply to what the mixture gives: the logarithm of the averaged class probabilities
     where the models' `outputs` are logits (or log-probabilities), their mean where they are values. The losses
-    cross_entropy and nll go with the first, mse with the second (it is the likelihood of normal noise of variance 1/2);
-    with any other, say which.
+    cross_entropy and nll go with the first, mse with the second (of d values it is the likelihood of normal noise of
+    variance d/2); with any other, say which.
     """
 
     def __init__(self, component: Task, components: int, outputs: Outputs | None = None) -> None:
@@ -75,6 +75,13 @@ class MixtureTask(Task):
 
     def vector(self, layers: Mapping[str, Tensor]) -> Tensor:
         return self.layout.flatten(layers, 2).flatten(1)
+
+    def models(
+        self, layers: dict[str, Tensor], weights: Tensor, key: Tensor
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+        for m in range(self.components):
+            own = {name: layer.select(key.ndim, m) for name, layer in layers.items()}
+            yield own, weights[..., m], self.key(key, m)
 
     @staticmethod
     def key(key: Tensor, component: int) -> Tensor:

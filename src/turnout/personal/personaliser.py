@@ -23,7 +23,7 @@ from turnout import random
 from turnout.errors import UserError
 from turnout.files import write_durably
 from turnout.personal.datastore import Datastore, check_capacity, fingerprint, room
-from turnout.personal.knn import KNN, flat, mixed
+from turnout.personal.knn import KNN, check_votes, flat, mixed
 from turnout.task import look_inside
 
 Embedding = Callable[[nn.Module, Tensor], Tensor]  # (model, inputs [B, ...]) -> [B, p]
@@ -147,11 +147,22 @@ class KNNPersonaliser:
     def predict(self, inputs: Tensor) -> Tensor:
         """`[B]` the likeliest class; of a regression `[B, outputs]`."""
         mixture = self.predict_proba(inputs)
-        return mixture if self._fitted()[0].values.is_floating_point() else mixture.argmax(1)
+        assert self.store is not None
+        return mixture if self.store.values.is_floating_point() else mixture.argmax(1)
 
     def represent(self, inputs: Tensor, targets: Tensor) -> Represented:
         """These samples as the model sees them."""
-        return Represented(*self._look(inputs, targets.is_floating_point()), targets)
+        if len(inputs) != len(targets):
+            raise UserError(f"targets: {len(targets)} of them for {len(inputs)} inputs")
+        keys, served = self._look(inputs, targets.is_floating_point())
+        values = targets.to(keys.device)
+        check_votes(values, served)
+        if not values.is_floating_point():
+            values = values.long()
+            wrong = (values < 0) | (values >= served.shape[1])
+            if wrong.any():
+                raise UserError(f"targets: {int(values[wrong][0])} is none of the model's {served.shape[1]} classes")
+        return Represented(keys, served, values)
 
     @torch.no_grad()
     def _look(self, inputs: Tensor, regression: bool) -> tuple[Tensor, Tensor]:
@@ -159,7 +170,7 @@ class KNNPersonaliser:
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            parts = [self._pass(part) for part in torch.split(inputs, self.batch_size)]
+            parts = [self._pass(part.to(self._device)) for part in torch.split(inputs, self.batch_size)]
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -172,7 +183,14 @@ class KNNPersonaliser:
         return self.model(inputs), self.layer(self.model, inputs)
 
     def _fingerprint(self) -> str:
-        return fingerprint(self.model, self.layer if isinstance(self.layer, str) else "")
+        named = "" if self.layer is None else repr(self.layer)
+        if callable(self.layer):
+            named = getattr(self.layer, "__qualname__", type(self.layer).__qualname__)
+        return fingerprint(self.model, named)
+
+    @property
+    def _device(self) -> torch.device | None:
+        return next((parameter.device for parameter in self.model.parameters()), None)
 
     def _fitted(self) -> tuple[Datastore, Held]:
         if self.store is None or self.held is None:
@@ -198,15 +216,14 @@ class KNNPersonaliser:
         """What was saved, for the same model."""
         from safetensors import SafetensorError, safe_open
 
-        device = next(self.model.parameters()).device
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
+            with safe_open(path, framework="pt", device=str(self._device or "cpu")) as file:
                 facts = json.loads(file.metadata()["facts"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.knn, self.interpolation = KNN(**facts["knn"]), facts["interpolation"]
+            self.store = Datastore(tensors["keys"], tensors["values"], facts["model"], self.index)
+            self.held = Held(*(tensors[f"held.{name}"] for name in Held._fields))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"personaliser: {path} holds no memory that can be read ({error})") from error
-        self.knn, self.interpolation = KNN(**facts["knn"]), facts["interpolation"]
-        self.store = Datastore(tensors["keys"], tensors["values"], facts["model"], self.index)
-        self.held = Held(*(tensors[f"held.{name}"] for name in Held._fields))
         self._fitted()
         return self

@@ -475,7 +475,7 @@ class Server:
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
         adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
         if adapted is not None:
-            now = self.now
+            now, adapted = self.now, adapted.at(self.version)
             return Personal(adapted, lambda ids: self.whole_population.samples(ids, np.full(len(ids), now)), self.seed)
         return None if kept is None else Personal(kept)
 

@@ -416,13 +416,17 @@ class Simulation(Server):
         self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
 
     def _commit(self, jobs: list[Job]) -> None:
-        """Make the new state of clients whose jobs have ended on the clock theirs."""
+        """Make the new state of clients whose jobs have ended on the clock theirs; jobs that were trained together."""
+        rows: list[int] = []
         for job in jobs:
             assert job.state is not None
             state, row = job.state
-            self.store.put(np.array([job.client]), {name: values[row : row + 1] for name, values in state.items()})
+            rows.append(row)
             job.state = None
             del self._unsettled[job.client]
+        if rows:
+            clients = np.array([job.client for job in jobs], np.int64)
+            self.store.put(clients, {name: values[rows] for name, values in state.items()})
 
     def _compact(self) -> None:
         """Let go of blocks of which most rows have been used: what is kept is at most twice what is still waited for.
