@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from turnout.errors import UserError, check_positive
+from turnout.errors import check_positive
 from turnout.local.mixture import MixtureSGD
 from turnout.local.sgd import Carry, ClientData, Named
 from turnout.online.mirror import floored, mirror_step
-from turnout.personal.mixture import responsibilities
+from turnout.personal.mixture import MixtureTask, responsibilities
 from turnout.task import Task
 
 
@@ -28,13 +29,13 @@ class OnlineMixtureSGD(MixtureSGD):
     The gradient is by the components received: the next ones do not exist before everybody has answered.
     """
 
+    plain_for: ClassVar[type[Task]] = MixtureTask
+
     scale: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("algorithm.scale", self.scale)
-        if self.min_weight * self.components >= 1:
-            raise UserError(f"algorithm.min_weight: {self.min_weight} must be below 1 / components")
 
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {**super().state_shapes(task), "times": ()}
