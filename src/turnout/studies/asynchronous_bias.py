@@ -134,7 +134,7 @@ first seed, walking over a 1-2-5 grid from 0.01 until both neighbours are worse.
 and batches. Late values are means of ten evaluations in the last tenth of the time.
 Other than in the source: 400 units of virtual time instead of 200,000; CIFAR-100 is left out."""
     sizes = {
-        "small": Size(clients=3, horizon=10, first_rate=0.5, batch_size=16, stand_in="digits"),
+        "small": Size(clients=3, horizon=4, first_rate=0.5, batch_size=16, stand_in="digits"),
         "default": Size(clients=10, horizon=400, first_rate=0.01),
     }
     claims = tuple(_claims())

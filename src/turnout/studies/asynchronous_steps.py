@@ -122,7 +122,7 @@ deviation of those around their straight line.
 Other than in the source: logistic regression on images shrunk to 3 x 16 x 16 instead of a convolutional network, and
 100 units of virtual time instead of 25,000."""
     sizes = {
-        "small": Size(clients=3, horizon=10, first_rate=0.5, batch_size=16, digits=True),
+        "small": Size(clients=3, horizon=4, first_rate=0.5, batch_size=16, digits=True),
         "default": Size(clients=10, horizon=100, first_rate=0.005),
     }
     claims = tuple(_claims())
