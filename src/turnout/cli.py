@@ -1,4 +1,4 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | study | topology`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | unlearn | study | topology`"""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ from turnout.observe.progress import ProgressBar, duration
 from turnout.options import options_of
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
+from turnout.robustness.detectors import DETECTORS
 from turnout.run import execute
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
+from turnout.unlearn_cli import unlearn
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -44,7 +46,8 @@ app = typer.Typer(
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 KINDS = (
-    "algorithms", "samplers", "datasets", "availability", "adversaries", "devices", "models", "partitions", "configs",
+    "algorithms", "samplers", "datasets", "availability", "adversaries", "behaviours", "detectors", "devices",
+    "models", "partitions", "configs",
 )  # fmt: skip
 
 
@@ -54,6 +57,7 @@ _FILLED_IN = {
     "partition": {"data", "clients", "seed", "part"},
     "availability": {"clients"},
     "devices": {"clients"},
+    "detectors": {"limit", "start", "floor", "memory", "tolerance"},  # a section for all of them has its own
 }
 
 
@@ -205,6 +209,8 @@ def _listing() -> dict[str, dict[str, Any]]:
         "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
         "availability": described(config.AVAILABILITY),
         "adversaries": described(config.ADVERSARIES),
+        "behaviours": described(config.BEHAVIOURS),
+        "detectors": described(DETECTORS),
         "devices": described(config.DEVICES),
         "models": described(MODELS),
         "partitions": described(PARTITIONS),
@@ -247,6 +253,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "data": {n: datasets.loader(n) for n in datasets.names()},
             "availability": config.AVAILABILITY,
             "adversary": config.ADVERSARIES,
+            "behaviour": config.BEHAVIOURS,
+            "detectors": DETECTORS,
             "devices": config.DEVICES,
             "model": MODELS,
             "partition": PARTITIONS,
@@ -310,6 +318,7 @@ study_app = typer.Typer(
 )
 app.add_typer(study_app, name="study")
 app.add_typer(topology_app, name="topology")
+app.command()(unlearn)
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 
