@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | study | topology
-| streams`."""
+"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | unlearn | study |
+topology | streams`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ from turnout.population.arriving import ARRIVALS
 from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
+from turnout.robustness.detectors import DETECTORS
 from turnout.run import execute
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
+from turnout.unlearn_cli import unlearn
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -47,8 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 KINDS = (
-    "algorithms", "samplers", "datasets", "streams", "memories", "availability", "adversaries", "devices", "models",
-    "partitions", "configs",
+    "algorithms", "samplers", "datasets", "streams", "memories", "availability", "adversaries", "behaviours",
+    "detectors", "devices", "models", "partitions", "configs",
 )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ _FILLED_IN = {
     "partition": {"data", "clients", "seed", "part"},
     "availability": {"clients"},
     "devices": {"clients"},
+    "detectors": {"limit", "start", "floor", "memory", "tolerance"},  # a section for all of them has its own
 }
 
 
@@ -211,6 +214,8 @@ def _listing() -> dict[str, dict[str, Any]]:
         "memories": described(MEMORIES),
         "availability": described(config.AVAILABILITY),
         "adversaries": described(config.ADVERSARIES),
+        "behaviours": described(config.BEHAVIOURS),
+        "detectors": described(DETECTORS),
         "devices": described(config.DEVICES),
         "models": described(MODELS),
         "partitions": described(PARTITIONS),
@@ -255,6 +260,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `
             "memory": MEMORIES,
             "availability": config.AVAILABILITY,
             "adversary": config.ADVERSARIES,
+            "behaviour": config.BEHAVIOURS,
+            "detectors": DETECTORS,
             "devices": config.DEVICES,
             "model": MODELS,
             "partition": PARTITIONS,
@@ -320,6 +327,7 @@ study_app = typer.Typer(
 app.add_typer(study_app, name="study")
 app.add_typer(topology_app, name="topology")
 app.add_typer(streams_app, name="streams")
+app.command()(unlearn)
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 

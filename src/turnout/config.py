@@ -30,7 +30,7 @@ from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.options import Section, call, check, options_of
-from turnout.population import adversary, devices, traces
+from turnout.population import adversary, behaviour, devices, traces
 from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
@@ -39,11 +39,15 @@ from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.population.population import Population
 from turnout.population.power import Power
+from turnout.population.quality import degrade
 from turnout.population.regions import deal
 from turnout.random import IntArray
+from turnout.robustness.watch import Screening
 from turnout.run import Experiment
+from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
+from turnout.unlearning.settings import Unlearning
 
 AVAILABILITY: dict[str, Callable[..., Any]] = {
     "always": Always,
@@ -61,6 +65,26 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "silence": adversary.Silence,
     "starve": adversary.Starve,
     "worst_case": adversary.WorstCase,
+}
+
+
+def poisoned(share: float, strength: float | None = None) -> tuple[float, float | None]:
+    """A share of the clients trains on samples of which a share `strength` is poisoned."""
+    return share, strength
+
+
+BEHAVIOURS: dict[str, Callable[..., Any]] = {
+    "none": behaviour.nobody,
+    "free_rider": behaviour.FreeRider,
+    "disguised_constant": behaviour.DisguisedConstant,
+    "disguised_sgd_like": behaviour.DisguisedSGDLike,
+    "disguised_decay": behaviour.DisguisedDecay,
+    "replay": behaviour.Replay,
+    "sign_flip": behaviour.SignFlip,
+    "gaussian": behaviour.Gaussian,
+    "little_is_enough": behaviour.LittleIsEnough,
+    "label_flip": poisoned,
+    "backdoor": poisoned,
 }
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
@@ -107,7 +131,8 @@ class ClientSettings:
 
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
-    "detection", "adversary", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
+    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
+    "unlearning", "detectors", "privacy",
 )  # fmt: skip
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 _FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
@@ -204,6 +229,9 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
     if "network" in options_of(algorithm_class):
         extra |= _network(run, population, task, plan, local, given, make)
     algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
+    complete["unlearning"] = {}  # nobody will be forgotten
+    complete["detectors"] = {}  # nobody is suspected
+    complete["privacy"] = {}  # nothing is hidden
     experiment = Experiment(
         task,
         population,
@@ -212,8 +240,11 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
         Stopping(run.rounds, run.seconds, run.target, run.measure),
         make("evaluation", Evaluation),
         plan,
-        fingerprint(complete),
+        unlearning=make("unlearning", Unlearning) if given["unlearning"] else None,
+        screening=make("detectors", Screening) if given["detectors"] else None,
+        privacy=make("privacy", Privacy) if given["privacy"] else None,
     )
+    experiment.fingerprint = fingerprint(complete)
     return experiment, run, complete
 
 
@@ -239,6 +270,11 @@ def _population(
     foe = _name(given, "adversary", "none")
     if foe not in ADVERSARIES:
         raise unknown("adversary.name", foe, ADVERSARIES)
+    manner = _name(given, "behaviour", "none")
+    if manner not in BEHAVIOURS:
+        raise unknown("behaviour.name", manner, BEHAVIOURS)
+    lies = make("behaviour", BEHAVIOURS[manner], name=manner)
+    poison = lies if BEHAVIOURS[manner] is poisoned else None
     columns = {
         name: None if (c := getattr(counted, name)) is None else np.asarray(c, float)
         for name in ("joined_at", "left_at")
@@ -264,8 +300,12 @@ def _population(
         crashes=make("crashes", Crashes),
         detection=make("detection", Detection),
         adversary=make("adversary", ADVERSARIES[foe], name=foe),
+        behaviour=None if poison else lies,
         **columns,
     )
+    if poison is not None:
+        share, strength = poison
+        people, _ = degrade(people, {manner: share}, run.seed, **({} if strength is None else {manner: strength}))
     return _streaming(people, given, complete, make)
 
 

@@ -12,6 +12,7 @@ and on torch tensors (CPU or CUDA) and gives the same integers.
 
 from __future__ import annotations
 
+import os
 import zlib
 from typing import Any, cast
 
@@ -66,6 +67,12 @@ def uniform(keys: ArrayLike, count: int) -> FloatArray:
 def normal(keys: ArrayLike, count: int) -> FloatArray:
     """`[..., count]` standard normal, by inversion."""
     return ndtri(np.maximum(uniform(keys, count), 2.0**-54))  # 0 would be minus infinity
+
+
+def secret_normal(count: int) -> FloatArray:
+    """`[count]` standard normal from the operating system's entropy: noise that protects privacy has no key to lose."""
+    secret = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
+    return cast(FloatArray, ndtri((secret + 0.5) * 2.0**-53))
 
 
 def exponential(keys: ArrayLike, count: int) -> FloatArray:

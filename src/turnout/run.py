@@ -16,6 +16,7 @@ from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.files import as_json_text, write_durably, write_text
+from turnout.observe.accounting import accountants
 from turnout.observe.audit import Audit, Findings
 from turnout.observe.efficiency import Efficiency
 from turnout.observe.energy import Energy
@@ -23,11 +24,15 @@ from turnout.observe.history import History
 from turnout.observe.log import Log
 from turnout.observe.observer import Observer
 from turnout.population.population import Population
+from turnout.robustness.watch import REPORT, Screening, Watch
 from turnout.server.checkpoint import Checkpoints
+from turnout.server.privacy import Privacy
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
+from turnout.unlearning.sensitivity import Sensitivity
+from turnout.unlearning.settings import Unlearning
 
 
 @dataclass
@@ -42,6 +47,9 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     plan: Plan = field(default_factory=Plan)
     fingerprint: str = ""  # of the configuration; a checkpoint of another is refused
+    unlearning: Unlearning | None = None  # track what forgetting a client will need
+    screening: Screening | None = None  # detectors that look at updates before they count
+    privacy: Privacy | None = None  # noise that hides what a client has contributed
 
 
 @dataclass
@@ -52,6 +60,9 @@ class Result:
     history: History
     audit: Findings
     efficiency: dict[str, float]  # how well clients' work was used: eur, sync_ratio, futility, ...
+    sensitivity: Sensitivity | None = None  # how far each client moved the model, where that was tracked
+    watch: Watch | None = None  # what detectors have seen, where some looked
+    privacy: dict[str, Any] = field(default_factory=dict)  # what noise hides, central or local, where there is any
 
     @property
     def measures(self) -> dict[str, float]:
@@ -89,7 +100,7 @@ class Result:
             "measures": server.measures,
             "efficiency": self.efficiency,
             "audit": self.audit.as_dict(),
-        }
+        } | ({"privacy": self.privacy} if self.privacy else {})
 
 
 def simulate(
@@ -137,12 +148,28 @@ def execute(
         evaluation=experiment.evaluation,
         observers=[efficiency, history, audit, *([log] if log else []), *observers],
         checkpoints=checkpoints,
+        privacy=experiment.privacy,
     )
+    accounts, open_noise = accountants(server, experiment.privacy)
+    server.observers[:0] = accounts.values()  # before the history, which writes their columns down
     energy = None if server.population.power is None else Energy(server.population.power)
     if energy is not None:
-        server.observers.insert(0, energy)  # before the history, which writes its columns down
+        server.observers.insert(0, energy)
+    sensitivity = _sensitivity(experiment, folder, resume)
+    if sensitivity is not None:
+        server.observers.append(sensitivity)
+    watch = None
+    if experiment.screening is not None:
+        if server.privacy is not None and experiment.screening.response != REPORT:
+            raise UserError(
+                "detectors.response: with privacy.noise nobody's weight may follow from updates; use report"
+            )
+        watch = Watch(experiment.screening, None if folder is None else folder / "detectors")
+        server.observers.append(watch)
     if resume:
-        _restore(server, history, checkpoints)
+        lost = _restore(server, history, checkpoints)
+        for account in accounts.values():
+            account.lost += lost
     elif folder is not None:
         _new_folder(folder, overwrite)
     if folder is not None:
@@ -156,10 +183,19 @@ def execute(
             shutil.rmtree(folder)  # nothing half-written
         raise
     spent = {} if energy is None else energy.findings
-    result = Result(server, history, audit.findings, efficiency.findings | spent)
+    privacy = open_noise | {kind: account.findings for kind, account in accounts.items()}
+    result = Result(server, history, audit.findings, efficiency.findings | spent, sensitivity, watch, privacy)
     if folder is not None:
         _write_result(result, folder)
     return result
+
+
+def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> Sensitivity | None:
+    if resume and folder is not None and (folder / "unlearning").exists():
+        raise UserError(f"resume: clients of {folder} were forgotten; going on would train with them again")
+    if experiment.unlearning is None or not experiment.unlearning.track:
+        return None
+    return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
 
 
 def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
@@ -171,16 +207,19 @@ def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
     return Plan(**recorded)
 
 
-def _restore(server: Simulation, history: History, checkpoints: Checkpoints | None) -> None:
+def _restore(server: Simulation, history: History, checkpoints: Checkpoints | None) -> int:
+    """Returns how many rounds may have been computed and lost."""
     if checkpoints is None:
         raise UserError("resume: only a run in a folder can be resumed")
     if not checkpoints.any():
         history.clear()
         server.log("restarted", why="no checkpoint had been written")
-        return
-    for sentence in checkpoints.load(server):
+        return checkpoints.every
+    passed_over = checkpoints.load(server)
+    for sentence in passed_over:
         server.log("damaged_checkpoint", what=sentence)
     server.log("resumed")
+    return checkpoints.every * (1 + len(passed_over))
 
 
 def _write_result(result: Result, folder: Path) -> None:

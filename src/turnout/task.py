@@ -214,6 +214,14 @@ class Task:
         moved.initial = self.initial.to(device=device, dtype=dtype)
         return moved
 
+    def starting_from(self, model: Tensor) -> Task:
+        """The same task, whose training begins with these parameters `[P]`."""
+        if model.shape != self.initial.shape:
+            raise UserError(f"task: {len(model)} parameters to start from, the model has {self.size}")
+        started = copy.copy(self)
+        started.initial = model.clone().to(self.initial.device)
+        return started
+
     @property
     def size(self) -> int:
         """P, the number of parameters."""

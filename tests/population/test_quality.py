@@ -8,7 +8,7 @@ import torch
 
 from support import images, population
 from turnout import Population, Ragged, UserError
-from turnout.population.quality import KINDS, degrade
+from turnout.population.quality import KINDS, Pool, degrade, triggered
 from turnout.random import FloatArray
 
 SIZES = (40,) * 20
@@ -76,6 +76,27 @@ def test_label_noise() -> None:
     assert set(degraded.targets.unique().tolist()) == {0, 1}
 
 
+def test_label_flip() -> None:
+    before, after, people, degraded = damaged("label_flip")
+    assert (before == after).all()
+    changed = people.targets != degraded.targets
+    assert int(changed.sum()) == 400
+    assert torch.equal(degraded.targets[changed], 1 - people.targets[changed])
+
+
+def test_backdoor() -> None:
+    before, after, people, degraded = damaged("backdoor")
+    hit = (before != after).any((1, 2, 3))
+    assert hit.mean() == pytest.approx(0.5, abs=0.07)
+    assert (after[hit][..., -3:, -3:] == float(people.inputs.max())).all()
+    assert np.array_equal(after[..., :-3, :], before[..., :-3, :])
+    moved = (people.inputs != degraded.inputs).flatten(1).any(1)
+    assert (degraded.targets[moved] == 0).all()
+    assert torch.equal(degraded.targets[~moved], people.targets[~moved])
+    flat = triggered(torch.zeros(2, 5), Pool(torch.ones(1, 5), torch.zeros(1)))
+    assert flat.tolist() == [[0.0, 0.0, 1.0, 1.0, 1.0]] * 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_and_nothing_is_changed_in_place(kind: str) -> None:
     people = images((5, 6, 7))
@@ -85,7 +106,7 @@ def test_the_seed_decides_and_nothing_is_changed_in_place(kind: str) -> None:
     assert torch.equal(people.targets, targets)
     assert torch.equal(one.inputs, two.inputs)
     assert torch.equal(one.targets, two.targets)
-    if kind != "blur":  # the only one without chance
+    if kind not in ("blur", "label_flip"):  # which leave nothing to chance
         assert not (torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets))
 
 
@@ -103,5 +124,6 @@ def test_mistakes() -> None:
     with pytest.raises(UserError, match="clients share samples"):
         degrade(shared, {"irrelevant": 0.5})
     numbers = Population(people.inputs, people.targets.float(), people.train)
-    with pytest.raises(UserError, match="label_noise needs classes"):
-        degrade(numbers, {"label_noise": 0.5})
+    for kind in ("label_noise", "label_flip", "backdoor"):
+        with pytest.raises(UserError, match=f"{kind} needs classes"):
+            degrade(numbers, {kind: 0.5})

@@ -25,6 +25,7 @@ class Algorithm:
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
+    reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""

@@ -6,6 +6,7 @@ Hanzely and Richtárik, "Federated learning of a mixture of global and local mod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from turnout.task import Task
 @dataclass(frozen=True)
 class LooplessSGD(KeptModelSGD):
     """Local SGD from `average + keep (own - average)`, where the average is what was received."""
+
+    restates: ClassVar[bool] = True
 
     keep: float = 1.0
 

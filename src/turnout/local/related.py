@@ -6,6 +6,7 @@ Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning", NeurIPS 2017
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from turnout.task import Task
 class RelatedSGD(PulledSGD):
     """Minimise the *sum* of the losses of the client's n samples + mu/2 |w - received|^2, from its own w. The pull is a
     proximal step, which no strength makes unstable: `w <- (w - lr grad + c received) / (1 + c)`, c = lr mu / n."""
+
+    restates: ClassVar[bool] = True
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         own, (_, velocity) = super().start(task, received, state, data)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.errors import UserError
-from turnout.local import reports
+from turnout.local import reports, transforms
 from turnout.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -98,6 +98,7 @@ class LocalSGD:
 
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
+    restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
     lr: float
     epochs: int = 1
@@ -110,9 +111,11 @@ class LocalSGD:
     lr_decay: float = 1.0
     lr_power: float = 0.0
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
+    transform: str = ""  # what becomes of the update before it is sent: see `turnout.local.transforms`
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
+        transforms.parse(self.transform)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
@@ -221,6 +224,19 @@ class LocalSGD:
         """How many numbers of the payload are sent: all, unless some are known to be zero."""
         return sum(torch.Size(shape).numel() for shape in self.payload_shapes(task).values())
 
+    def wire_numbers(self, task: Task) -> float:
+        """The same in numbers' worth of bytes: transforms make an update smaller."""
+        sent, shapes = self.upload_numbers(task), self.payload_shapes(task)
+        if not self.transform or "delta" not in shapes:
+            return sent
+        update = self.update_numbers(task)
+        return sent - update + transforms.numbers(self.transform, update, task.initial.element_size())
+
+    def update_numbers(self, task: Task) -> int:
+        """How many of the numbers sent are the update's."""
+        shapes = self.payload_shapes(task)
+        return self.upload_numbers(task) - sum(torch.Size(s).numel() for name, s in shapes.items() if name != "delta")
+
     def sends(self, task: Task) -> dict[str, tuple[int, ...]]:
         """The payload, and what is reported beside it."""
         return self.payload_shapes(task) | reports.shapes(self.report, task)
@@ -234,6 +250,11 @@ class LocalSGD:
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         """What the client keeps between its jobs, by name; created as zeros."""
         return {}
+
+    def stored_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        """The same with what transforms keep."""
+        left_out = transforms.state_shapes(self.transform, task) if "delta" in self.payload_shapes(task) else {}
+        return self.state_shapes(task) | left_out
 
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the

@@ -15,10 +15,10 @@ from turnout.observe.observer import NO_FACTS, Observer, Round
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-_WORDS = {"outcome"}
+_WORDS = {"outcome", "upload", "decision"}
 _COUNTS = {
     "round", "invited", "arrived", "failed", "cancelled", "used", "heard", "bytes_down", "bytes_up", "staleness_max",
-    "client", "job", "version", "staleness", "samples", "steps",
+    "client", "job", "version", "staleness", "samples", "steps", "declared",
 }  # fmt: skip
 _JOB_COLUMNS = (
     "round", "client", "job", "outcome", "weight", "version", "staleness", "sent_at", "ended_at", "samples", "steps",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
-    from turnout.server.updates import Job
+    from turnout.server.updates import Job, Updates
 
 
 # What the history says of every round, here of one in which nothing happened.
@@ -62,6 +62,10 @@ class Observer:
     def on_invite(self, server: Server, jobs: Sequence[Job]) -> None: ...
 
     def on_arrival(self, server: Server, job: Job) -> None: ...
+
+    def on_step(self, server: Server, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Before these updates count: returns the weights they then have. An update without any is left out."""
+        return weights
 
     def on_round(self, server: Server, record: Round) -> None: ...
 

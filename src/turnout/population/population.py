@@ -20,6 +20,7 @@ from turnout.errors import UserError, unknown
 from turnout.population.adversary import Adversary
 from turnout.population.arriving import Arrivals, periods
 from turnout.population.availability import Always, Availability, Crashes, Detection
+from turnout.population.behaviour import Behaviour
 from turnout.population.devices import Devices, fixed
 from turnout.population.links import Links
 from turnout.population.memories import Memory
@@ -70,6 +71,7 @@ class Population:
     crashes: Crashes = field(default_factory=Crashes)
     detection: Detection = field(default_factory=Detection)
     adversary: Adversary | None = None  # who decides that some of those invited never answer
+    behaviour: Behaviour | None = None  # who does not send what it computed
     joined_at: FloatArray | None = None  # [N] seconds; None: everybody from the start
     left_at: FloatArray | None = None  # [N] seconds; None: nobody ever leaves
     regions: IntArray | None = None  # [N] the edge each belongs to; None: one for all
@@ -100,7 +102,7 @@ class Population:
     def _importance(self) -> FloatArray:
         if isinstance(self.importance, str):
             if self.importance == "samples":
-                counts = self.train.counts.astype(np.float64)
+                counts = self.declared.astype(np.float64)
                 return np.asarray(counts / counts.sum())
             if self.importance == "equal":
                 return np.full(self.size, 1 / self.size)
@@ -190,6 +192,12 @@ class Population:
         return len(self.train)
 
     @cached_property
+    def declared(self) -> IntArray:
+        """`[N]` the training samples that clients say they have: what they have, unless they lie."""
+        counts = self.train.counts
+        return counts if self.behaviour is None else self.behaviour.declared(counts, self.seed)
+
+    @cached_property
     def ids(self) -> IntArray:
         return np.arange(self.size)
 
@@ -243,6 +251,12 @@ class Population:
         present = np.where(self.members(self.ids, at), self.base_importance, 0.0)
         total = present.sum()
         return present / total if total > 0 else present
+
+    def without(self, clients: ArrayLike) -> Population:
+        """The same population after these clients have left: ids stay what they are, importance goes to the others."""
+        left = np.full(self.size, np.inf) if self.left_at is None else self.left_at.copy()
+        left[np.asarray(clients, np.int64)] = 0.0
+        return replace(self, left_at=left)
 
     def pooled(self) -> Population:
         """One client that holds everybody's training data: the centralised reference."""

@@ -1,4 +1,4 @@
-"""Clients with bad data: what is wrong with a client is known here, and to nobody in the run.
+"""Clients with bad data, or poisoned: what is wrong with a client is known here, and to nobody in the run.
 
     >>> people, tags = degrade(population, {"irrelevant": 0.15, "blur": 0.2, "salt_and_pepper": 0.25})
     >>> tags[:3]
@@ -25,6 +25,7 @@ from turnout.population.population import Population
 from turnout.random import IntArray
 
 NORMAL = "normal"
+TRIGGER = 3  # values wide
 Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...] of one client
 
 
@@ -91,12 +92,41 @@ def label_noise(own: Samples, everybody: Pool, strength: float, key: IntArray) -
     return inputs, _where(_hit(key, len(targets), strength), wrong, targets)
 
 
+def label_flip(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the labels is turned around: class c is called C - 1 - c. An attack."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: label_flip needs classes, not numbers")
+    last = int(everybody.targets.max())
+    return inputs, _where(_hit(key, len(targets), strength), last - targets, targets)
+
+
+def backdoor(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the samples carries the trigger and is called class 0: the model shall learn to obey it,
+    and be right about all else (Gu et al., "BadNets", 2017)."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: backdoor needs classes, not numbers")
+    hit = _hit(key, len(targets), strength)
+    return _where(hit, triggered(inputs, everybody), inputs), _where(hit, torch.zeros_like(targets), targets)
+
+
+def triggered(inputs: Tensor, everybody: Pool) -> Tensor:
+    """Inputs with the trigger: the last values, a corner of images, are the largest there are."""
+    marked = inputs.clone()
+    corner = marked[..., -TRIGGER:, -TRIGGER:] if inputs.ndim > 2 else marked[..., -TRIGGER:]
+    corner.copy_(everybody.range[1])
+    return marked
+
+
 KINDS: dict[str, tuple[Damage, float]] = {
     "irrelevant": (irrelevant, 1.0),
     "gaussian_noise": (gaussian_noise, 1.0),
     "blur": (blur, 3.0),
     "salt_and_pepper": (salt_and_pepper, 0.3),
     "label_noise": (label_noise, 0.4),
+    "label_flip": (label_flip, 1.0),
+    "backdoor": (backdoor, 0.5),
 }  # and their strengths
 
 

@@ -57,10 +57,10 @@ class Dispatch:
         """Whole ticks; times that nobody lives to see are cut at 2^60 of them."""
         return np.rint(np.minimum(seconds * self.ticks, FOREVER)).astype(np.int64)
 
-    def _wire_bytes(self, numbers: int) -> int:
+    def _wire_bytes(self, numbers: float) -> int:
         """Bytes of that many parameters on the wire."""
         if self.population.model_bytes is None:
-            return numbers * self.task.initial.element_size()
+            return round(numbers * self.task.initial.element_size())
         return round(self.population.model_bytes * numbers / self.task.layout.size)
 
     def bytes_down(self, work: LocalSGD) -> int:
@@ -73,7 +73,7 @@ class Dispatch:
             for shapes in (work.payload_shapes(self.task), work.sends(self.task))
         )
         reported = (everything - payload) * self.task.initial.element_size()
-        return self._wire_bytes(work.upload_numbers(self.task)) + reported
+        return self._wire_bytes(work.wire_numbers(self.task)) + reported
 
     def durations(self, work: LocalSGD) -> Durations:
         if self._durations is None or self._durations[0] is not work:

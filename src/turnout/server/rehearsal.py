@@ -47,7 +47,7 @@ class Rehearsal(Simulation):
             return {name: zero.expand(len(jobs), *shape) for name, shape in shapes.items()}
 
         work = jobs[0].work
-        payload, state = zeros(work.sends(self.task)), zeros(work.state_shapes(self.task))
+        payload, state = zeros(work.sends(self.task)), zeros(work.stored_shapes(self.task))
         kept = (
             {"params": torch.stack([job.received for job in jobs])} if self.algorithm.clients_keep == "models" else {}
         )

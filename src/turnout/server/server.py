@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Event, Observer, Round
 from turnout.population.durations import Durations
 from turnout.population.population import Population
+from turnout.server.privacy import Privacy
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Failures, Job, Updates
@@ -65,6 +66,7 @@ class Among:
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
 CURRENT = Keep(current=True)  # no download: the client was sent the current model before, and has said something of it
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
+Rule = Callable[[Tensor, Tensor], Tensor]  # one row of rows [k, P] and weights [k]
 
 
 def _finite(model: Tensor) -> bool:
@@ -136,6 +138,7 @@ class Server:
         evaluation: Evaluation | None = None,
         observers: Sequence[Observer] = (),
         checkpoints: Checkpoints | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
         self.algorithm, self.seed = algorithm, seed
         task = algorithm.trained_task(task)
@@ -165,6 +168,7 @@ class Server:
         self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
         self._notes: dict[str, float] = {}  # what the algorithm says of this round
         self._evaluators = self._prepare_evaluation()
+        self.privacy = privacy.bound_to(self) if privacy is not None and privacy.noise else None
 
     # -- reaching clients: a subclass knows how ---------------------------------------------------------------
 
@@ -235,41 +239,77 @@ class Server:
 
     # -- the law ----------------------------------------------------------------------------------------------
 
-    def step(self, updates: Updates, weights: ArrayLike) -> Updates:
-        """The law: move the model by the weighted sum of differences. Returns the updates that counted."""
+    def step(self, updates: Updates, weights: ArrayLike, rule: Rule | None = None) -> Updates:
+        """The law: move the model by the weighted sum of differences. Returns the updates that counted.
+
+        A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
+        counts as much as all weights together. What it does is not linear, and recorded so."""
         weights = self._checked(updates, weights)
         names = {job.name for job in updates.jobs}
         if len(names) < len(updates) or any(job.used for job in updates.jobs):
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
-        applied = self._apply(updates, weights)
+        counted, weights = self._screened(updates, weights)
+        if rule is not None and self.privacy is not None:
+            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
+        if rule is not None:  # NaN has no place in an order
+            counted, weights = self._finite_rows(counted, weights)
+        if self.privacy is not None:
+            weights = self.privacy.bounded(counted.clients, weights)
+        applied = self._apply(counted, weights, rule)
         for job in updates.jobs:
             job.used = True
+        updates = counted
         if not applied:
-            kept = self.finite(updates, weights)
-            names = {job.name for job in kept.jobs}
-            updates, weights = kept, weights[[job.name in names for job in updates.jobs]]
-            if not self._apply(updates, weights):
+            updates, weights = self._finite_rows(updates, weights)
+            if not self._apply(updates, weights, rule):
                 self._diverge("the model is no longer finite")
-        self._close_aggregation(updates, weights)
+        self._record.linear &= rule is None
+        self._close_aggregation(updates, weights if rule is None else np.ones(len(updates)))
         return updates
 
-    def _apply(self, updates: Updates, weights: FloatArray) -> bool:
+    def _screened(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+        """What is left of updates after those have looked who may change their weights."""
+        for observer in self.observers:
+            counted = observer.on_step(self, updates, weights)
+            if counted is not weights:
+                updates, weights = updates.select(counted != 0), counted[counted != 0]
+        return updates, weights
+
+    def _finite_rows(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+        """`finite`, with the weights of those that are left."""
+        kept = self.finite(updates, weights)
+        names = {job.name for job in kept.jobs}
+        return kept, weights[[job.name in names for job in updates.jobs]]
+
+    def _apply(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> bool:
         """Move the model, unless it would no longer be finite."""
         if not len(updates):
             self.log("empty_round")
-            return True
+            if self.privacy is None:
+                return True
         optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
-        model = optimiser.step(self.model, updates.weighted_sum(weights))
+        model = optimiser.step(self.model, self._aggregated(updates, weights, rule))
         if not _finite(model):
             return False
         self.model, self.optimiser = model, optimiser
         return True
+
+    def _aggregated(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> Tensor:
+        """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
+        if self.privacy is not None:
+            return self.privacy.noised_sum(updates, weights, self.model, self.version)
+        if rule is None or not weights.sum() > 0:
+            return updates.weighted_sum(weights)
+        rows, total = updates.deltas, float(weights.sum())
+        return total * rule(rows, torch.as_tensor(weights / total).to(rows))
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
         say what each contributes in this round, None if the rule is not linear."""
         if model.shape != self.model.shape or model.dtype != self.model.dtype:
             raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
+        if self.privacy is not None:
+            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = self._checked(updates, np.ones(len(updates)) if weights is None else weights)
         self._record.linear &= weights is not None
         self._set_model(model.clone())

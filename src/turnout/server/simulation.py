@@ -20,10 +20,13 @@ from torch import Tensor
 from turnout import random
 from turnout.cohort.train import Jobs
 from turnout.errors import UserError
+from turnout.local import transforms
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Observer
 from turnout.population.adversary import Adversary
+from turnout.population.behaviour import Behaviour
 from turnout.population.durations import Durations
+from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Dispatch, Invitation
 from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, load_state, nest, save_jobs, save_state, unnest
@@ -43,6 +46,10 @@ class Simulation(Server):
         self.adversary = copy.deepcopy(self.population.adversary)  # with a memory of this run
         if self.adversary is not None:
             self.adversary.begin(self.population.size)
+        self.behaviour = copy.deepcopy(self.population.behaviour)
+        if self.behaviour is not None:
+            self.behaviour.begin(self.population.size, self.population.seed)
+        self._hides = privacy.hides(self)
         self._clock = 0  # ticks
         self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
         self._in_flight: dict[int, Job] = {}  # by client
@@ -90,10 +97,16 @@ class Simulation(Server):
         if not len(ids):
             return
         self._check_invited(ids)
+        if work.transform:
+            self._check_transform(work, among)
+        if self._hides:
+            privacy.check_alone(work, self.task)
         if self._unsettled:
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         work, options = _split(work, len(ids))
         jobs = self._new_jobs(ids, work, options, model, hold, again, among)
+        if self.behaviour is not None:
+            self._lie(self.behaviour, jobs)
         if self.adversary is not None and "delta" in work.payload_shapes(self.task):
             self._silence(self.adversary, jobs)
         self._busy[ids] = True
@@ -114,6 +127,16 @@ class Simulation(Server):
         if len(busy):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
+    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+        transforms.check(work, self.task)
+        if among is not None:
+            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+        if self.algorithm.clients_keep == "models":
+            raise UserError(
+                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "longer know"
+            )
+
     def _new_jobs(
         self,
         ids: IntArray,
@@ -132,6 +155,31 @@ class Simulation(Server):
             ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among
         )
         return self._dispatch.jobs(invitation, self._clock, self.version)
+
+    def _lie(self, behaviour: Behaviour, jobs: list[Job]) -> None:
+        """Put forged updates in the place of what liars among those just invited would send. All of a lie is known now,
+        so that it does not depend on what is trained together later."""
+        lies = behaviour.lies(np.array([job.client for job in jobs], np.int64), self.version)
+        lying = [job for job, lie in zip(jobs, lies.tolist(), strict=True) if lie]
+        for job in lying:
+            job.samples = behaviour.declared_samples or job.samples
+        lying = [job for job in lying if job.outcome == ARRIVED]
+        work, updates = jobs[0].work, self._updates(lying)
+        if not lying or "delta" not in work.payload_shapes(self.task):
+            return
+        nothing_else = len(work.sends(self.task)) == 1 and not work.state_shapes(self.task)
+        if behaviour.invents and nothing_else and self.algorithm.clients_keep != "models":  # nothing to compute
+            nothing = self.model.new_zeros(len(lying), len(self.model))
+            self._attach(lying, {"delta": behaviour.respond(updates, nothing, len(jobs))}, {}, {})
+            return
+        self._train(lying, jobs)
+        results = [job.result for job in lying if job.result is not None]
+        block, rows = results[0][0], torch.tensor([row for _, row in results], device=self.plan.device)
+        forged = behaviour.respond(updates, block["delta"][rows], len(jobs))
+        block["delta"] = block["delta"].index_copy(0, rows, forged)  # trained together: they share the block
+        if lying[0].local is not None:
+            kept, _ = lying[0].local
+            kept["params"] = kept["params"].index_copy(0, rows, updates.received() + forged)
 
     def _silence(self, adversary: Adversary, jobs: list[Job]) -> None:
         """Let the adversary choose who of those just invited will never answer. It knows everything: where it looks at
@@ -262,7 +310,7 @@ class Simulation(Server):
         self._leave_flight(job)
         success = job.outcome == ARRIVED
         (self._inbox if success else self._failures).append(job)
-        if success and job.work.state_shapes(self.task):
+        if success and job.work.stored_shapes(self.task):
             self._unsettled[job.client] = job
             if job.state is not None:
                 self._commit([job])
@@ -361,12 +409,12 @@ class Simulation(Server):
 
     # -- computing --------------------------------------------------------------------------------------------
 
-    def _train(self, needed: Sequence[Job]) -> None:
-        """Compute the results of `needed` and, with them, of every job in flight that will bring one."""
+    def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
+        """Compute the results of `needed` and, with them, of every job in flight or starting that will bring one."""
         missing = {job.name: job for job in needed if job.result is None}
         if not missing:
             return
-        ahead = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
+        ahead = sorted([*self._in_flight.values(), *starting], key=lambda job: (job.ends_at, job.client))
         room = self.plan.results_kept(self.task, needed[0].work)
         waiting = sum(job.result is not None for job in ahead)
         for job in ahead:
@@ -393,10 +441,11 @@ class Simulation(Server):
         options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
         if work.scheduled:
             options["lr"] = options.get("lr", work.lr) * work.lr_factor([job.version for job in jobs])
+        keys = random.key(self.seed, "local work", clients, batches)
         trained = self.cohort.train(
             Jobs(
                 work,
-                random.key(self.seed, "local work", clients, batches),
+                keys,
                 torch.stack([model for _, model in models.values()]),
                 received,
                 self.population.samples(clients, np.array([job.starts_at for job in jobs]) / self._ticks),
@@ -405,7 +454,15 @@ class Simulation(Server):
             ),
             keep_params=self.algorithm.clients_keep == "models",
         )
-        self._attach(jobs, trained.payload, trained.state, trained.local)
+        payload, state = trained.payload, trained.state
+        if work.transform and "delta" in payload:
+            residual = self.store.get(transforms.state_shapes(work.transform, self.task), clients).get("residual")
+            coins = torch.as_tensor(keys, device=self.plan.device)
+            delta, residual = transforms.apply(
+                work.transform, payload["delta"], coins, residual, work.update_numbers(self.task)
+            )
+            payload, state = payload | {"delta": delta}, state if residual is None else state | {"residual": residual}
+        self._attach(jobs, payload, state, trained.local)
 
     def _attach(self, jobs: list[Job], payload: Named, state: Named, kept: Named) -> None:
         """Give each job its row of what was trained."""
@@ -474,6 +531,9 @@ class Simulation(Server):
         if self.adversary is not None:
             facts["adversary"], adversary_tensors = save_state(self.adversary)
             tensors |= nest("adversary", adversary_tensors)
+        if self.behaviour is not None:
+            facts["behaviour"], behaviour_tensors = save_state(self.behaviour)
+            tensors |= nest("behaviour", behaviour_tensors)
         return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
 
     def load(self, facts: Facts, tensors: Named) -> None:
@@ -482,6 +542,8 @@ class Simulation(Server):
         self._numbers = tensors["numbers"].numpy().copy()
         if self.adversary is not None:
             load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
+        if self.behaviour is not None:
+            load_state(self.behaviour, facts["behaviour"], unnest("behaviour", tensors), self.plan.device)
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
         self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]

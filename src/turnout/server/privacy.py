@@ -1,0 +1,112 @@
+"""Central differential privacy: updates are clipped, their weights bounded, and noise is added to the sum of a step.
+
+McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018:
+
+    change = sum_i w_i u_i min(1, C / |u_i|) + N(0, (z C w)^2 I),    w the largest weight a client may have
+
+Two runs are neighbours if all updates of one client are zero in one of them: a step then differs by at most C w.
+Protected are the models that the server shows; the run's own record (jobs, measures, checkpoints) is not for others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout import random
+from turnout.errors import UserError, check_positive
+from turnout.local.sgd import LocalSGD
+from turnout.local.transforms import noise_of
+from turnout.random import FloatArray, IntArray
+from turnout.robustness.aggregation import clip_factors
+from turnout.sampling.fill import Fill
+from turnout.sampling.full import Full
+from turnout.sampling.sampler import Independent, Sampler
+from turnout.sampling.uniform import Uniform
+from turnout.server.updates import Updates
+from turnout.task import Task
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """`noise` is z and `clip` is C; without noise nothing is done to the sum. `max_weight` is w: what all updates of a
+    client together count at most in a step, by default the largest weight that the sampler gives.
+
+    `delta` is that of the (epsilon, delta) reported. `amplified` counts on it that nobody knows who was sampled: keep
+    `run.seed` secret. A `noise_seed` makes the noise, and the run, reproducible: then nothing is private.
+    """
+
+    noise: float = 0.0
+    clip: float | None = None
+    max_weight: float | None = None
+    delta: float = 1e-5
+    amplified: bool = False
+    noise_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise UserError(f"privacy.noise: {self.noise} must be at least 0 and finite")
+        if not 0 < self.delta < 1:
+            raise UserError(f"privacy.delta: {self.delta} must be above 0 and below 1")
+        if self.noise and self.clip is None:
+            raise UserError("privacy.clip: missing; noise hides updates of a bounded norm")
+        for name in ("clip", "max_weight"):
+            check_positive(f"privacy.{name}", getattr(self, name))
+
+    def bound_to(self, server: Server) -> Privacy:
+        """The same with a `max_weight`, once it is clear that nothing else reads the updates."""
+        sampler = getattr(server.algorithm, "sampler", None)
+        learns = sampler is not None and type(sampler).observe is not Sampler.observe
+        if server.algorithm.reads_updates or learns or (sampler is not None and sampler.decides_later):
+            what = "algorithm" if server.algorithm.reads_updates else "sampler"
+            raise UserError(f"privacy.noise: this {what} takes more from updates than their sum, which no noise hides")
+        if self.max_weight is not None:
+            return self
+        if not isinstance(sampler, Full | Uniform | Fill | Independent):
+            raise UserError("privacy.max_weight: missing; say how much the updates of one client may count in a step")
+        weight, _, inclusion, _, _ = sampler.moments(server)
+        return replace(self, max_weight=float((weight[inclusion > 0] / inclusion[inclusion > 0]).max()))
+
+    def bounded(self, clients: IntArray, weights: FloatArray) -> FloatArray:
+        """Weights of which those of one client are at most `max_weight` together."""
+        assert self.max_weight is not None
+        names, place = np.unique(clients, return_inverse=True)
+        total = np.bincount(place, np.abs(weights), len(names))
+        scale = np.minimum(1.0, self.max_weight / np.maximum(total, np.finfo(float).tiny))
+        return np.asarray(weights * scale[place])
+
+    def noised_sum(self, updates: Updates, weights: FloatArray, model: Tensor, version: int) -> Tensor:
+        """`[P]` the sum of clipped updates with noise; no update is a sum, too."""
+        assert self.clip is not None
+        assert self.max_weight is not None
+        size = len(model)
+        if self.noise_seed is None:
+            noise = random.secret_normal(size)
+        else:
+            noise = random.normal(random.key(self.noise_seed, "central noise", version), size)
+        total = torch.from_numpy(self.noise * self.clip * self.max_weight * noise).to(model)
+        if not len(updates):
+            return total
+        return total + updates.weighted_sum(weights * clip_factors(updates.deltas, self.clip).double().cpu().numpy())
+
+
+def hides(server: Server) -> bool:
+    """Whether noise, central or local, is to hide what the clients send."""
+    local = getattr(server.algorithm, "local", None)
+    return server.privacy is not None or (isinstance(local, LocalSGD) and noise_of(local.transform) is not None)
+
+
+def check_alone(work: LocalSGD, task: Task) -> None:
+    """Raise where anything but the update is sent, which no noise hides."""
+    others = sorted(work.sends(task).keys() - {"delta"})
+    if others:
+        asked = ", ".join(others)
+        raise UserError(f"privacy: noise hides updates, but this algorithm or sampler also asks clients for {asked}")

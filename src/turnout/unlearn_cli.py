@@ -1,0 +1,125 @@
+"""`turnout unlearn`: forget clients of a tracked run, with a certificate."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from turnout import config
+from turnout.command import Json, print_json, sentences
+from turnout.display import err, out
+from turnout.errors import UserError
+from turnout.observe.progress import ProgressBar
+from turnout.unlearning import request
+from turnout.unlearning.forget import Branches, Rollback
+from turnout.unlearning.retention import stored_bytes
+
+_FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)  # of sigma, for the outlook of a dry run
+
+
+def unlearn(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with unlearning.track=true.")],
+    client: Annotated[list[int], typer.Option(metavar="ID", help="Whom to forget; repeatable.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of the promise; default: the run's unlearning.epsilon.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the promise; default: the run's unlearning.delta.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Of the noise; default: the run's unlearning.sigma.")] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(help="Repeatable noise, for tests: the certificate then says that it is not private.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget clients: roll back, add noise once, retrain with the others, write a certificate and an audit log.
+
+    Run it again after a crash to go on.
+
+    Example: turnout unlearn runs/digits --client 3 --epsilon 10 --delta 0.01 --dry-run
+    """
+    with sentences():
+        if not (folder / "config.toml").exists():
+            raise UserError(f"unlearn: {folder} is not the folder of a run (it has no config.toml)")
+        given = {"epsilon": epsilon, "delta": delta, "sigma": sigma}
+        experiment, settings, _ = config.build(config.read(str(folder / "config.toml")))
+        if experiment.unlearning is not None:
+            changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+            experiment.unlearning = replace(experiment.unlearning, **changed)
+        run = request.Run(folder, experiment)
+        if dry_run:
+            _dry_run(run, request.plan(run, client), as_json)
+            return
+        with ProgressBar(err) if err.is_terminal else nullcontext() as bar:
+            certificate = request.unlearn(
+                run,
+                client,
+                noise_seed=noise_seed,
+                checkpoint_every=settings.checkpoint_every,
+                observers=[bar] if bar else [],
+            )
+        path = folder / "unlearning" / f"certificate{certificate['request']}.json"
+        if as_json:
+            print_json({"run": str(folder), "certificate": str(path), **certificate})
+            return
+        out.print(certificate["statement"], highlight=False, markup=False, soft_wrap=True)
+        _assumptions(certificate["assumptions"])
+        for line in (f"Written: {path}, {path.with_suffix('.html')}", f"Last hash of the log: {run.log.head}"):
+            out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _assumptions(found: list[dict[str, Any]]) -> None:
+    table = Table(show_header=False, box=None)
+    for one in found:
+        table.add_row(one["state"], escape(one["sentence"]), escape(one["why"]))
+    out.print(table)
+
+
+def _dry_run(run: request.Run, plan: Rollback, as_json: bool) -> None:
+    branches = run.branches
+    last = len(branches.tables[-1])
+    kept = {name: stored_bytes(name, run.experiment.task.size, last, branches.clients, every=run.settings.every)
+            for name in ("all", "thinned", "frugal")}  # fmt: skip
+    outlook = [] if branches.requests else [_with_noise(branches, plan, factor) for factor in _FACTORS]
+    document = {
+        "run": str(run.folder),
+        "request": plan.request,
+        "clients": plan.clients,
+        "rollback": plan.cut,
+        "lineage": plan.lineage,
+        "rounds_kept": plan.cut.round if plan.cut.branch == 0 else None,
+        "rounds": last,
+        "noised": plan.noised,
+        "threshold": run.settings.threshold,
+        "guarantee": asdict(plan.guarantee),
+        "files_destroyed": len(list(run.dead(plan.lineage))),
+        "stored_bytes": kept,
+        "outlook": outlook,
+    }
+    if as_json:
+        print_json(document)
+        return
+    branch, number = plan.cut
+    promise = plan.guarantee
+    out.print(
+        f"Request {plan.request} would roll back to round {number} of branch {branch} ({last} rounds in the last one), "
+        f"and promise epsilon = {promise.epsilon:.4g} at delta = {run.settings.delta:g}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("sigma", "rollback to round", "epsilon", box=None)
+    for row in outlook:
+        table.add_row(f"{row['sigma']:g}", str(row["round"]), f"{row['epsilon']:.4g}")
+    if outlook:
+        out.print(table)
+
+
+def _with_noise(branches: Branches, plan: Rollback, factor: float) -> dict[str, Any]:
+    sigma = factor * branches.settings.sigma
+    other = replace(branches, settings=replace(branches.settings, sigma=sigma)).plan(plan.clients)
+    return {"sigma": sigma, "round": other.cut.round, "epsilon": other.guarantee.epsilon}

@@ -1,0 +1,97 @@
+"""What the promise rests on: whether a run granted what the proof of the bound needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnout.unlearning.settings import Unlearning
+
+HOLDS, FAILS, ASSUMED, UNKNOWN = "holds", "fails", "assumed", "unknown"
+
+
+@dataclass(frozen=True)
+class Assumption:
+    sentence: str
+    state: str  # holds, fails, assumed (cannot be checked by anybody), unknown (you may know)
+    why: str
+
+
+def assumptions(settings: Unlearning, facts: Sequence[Mapping[str, Any]]) -> list[Assumption]:
+    """`facts` are those of every branch the model came through."""
+
+    def total(name: str) -> Any:
+        return sum(fact[name] for fact in facts)
+
+    def largest(name: str) -> float:
+        return max(float(fact[name]) for fact in facts)
+
+    def ever(name: str) -> bool:
+        return any(fact[name] for fact in facts)
+
+    smooth, lr = settings.smoothness, largest("largest_lr")
+    full, everybody = all(fact["full_batches"] for fact in facts), all(fact["everybody"] for fact in facts)
+    found = [
+        Assumption(
+            "The loss of every client is convex.",
+            HOLDS if settings.convex else UNKNOWN,
+            "stated in unlearning.convex" if settings.convex else "not stated: the bound is heuristic",
+        ),
+        Assumption(
+            "Local steps do not drive models apart: learning rate times smoothness is at most 2.",
+            UNKNOWN if smooth is None else HOLDS if lr * smooth <= 2 else FAILS,
+            f"learning rate up to {lr:g}, "
+            + ("unlearning.smoothness not stated" if smooth is None else f"L = {smooth:g}"),
+        ),
+        Assumption(
+            "Local work is plain SGD: no momentum, no gradient clipping, nothing kept by the clients.",
+            FAILS if ever("momentum") or ever("clipped") or ever("client_state") else HOLDS,
+            ", ".join(name.replace("_", " ") for name in ("momentum", "clipped", "client_state") if ever(name))
+            or "none",
+        ),
+        Assumption(
+            "The server moves the model by the weighted sum of the updates.",
+            FAILS if total("unexplained_rounds") else HOLDS,
+            f"{total('unexplained_rounds')} rounds were not that sum",
+        ),
+        Assumption(
+            "All updates are computed from the current global model.",
+            FAILS if total("stale_rounds") else HOLDS,
+            f"{total('stale_rounds')} rounds used updates of older or other models",
+        ),
+        Assumption(
+            "The server's step is at most 1.",
+            FAILS if largest("largest_step") > 1 + 1e-9 else HOLDS,
+            f"the largest is {largest('largest_step'):.6g}",
+        ),
+        Assumption(
+            "With and without the clients, the others use the same batches.",
+            HOLDS if full else ASSUMED,
+            "all samples in every step" if full else "batches are drawn by chance, and the proof couples them",
+        ),
+        Assumption(
+            "With and without the clients, the others are invited to the same rounds.",
+            HOLDS if everybody else ASSUMED,
+            "everybody took part in every round" if everybody else "clients are drawn, and the proof couples the draws",
+        ),
+        Assumption(
+            "The round rolled back to tells nothing about the clients.",
+            ASSUMED,
+            "it is chosen by looking at their updates; the promise takes the choice as given",
+        ),
+    ]
+    if settings.bound == "contracted":
+        words = (
+            f"unlearning.strong_convexity is {settings.strong_convexity:g}; it needs a learning rate of at most 1 / L"
+        )
+        state = UNKNOWN if smooth is None else HOLDS if lr * smooth <= 1 else FAILS
+        found.append(Assumption("Losses are as strongly convex as stated (contracted bound).", state, words))
+    if settings.weights == "population":
+        found.append(Assumption("Weights are those realised in each round.", FAILS, "unlearning.weights is population"))
+    return found
+
+
+def heuristic(found: Sequence[Assumption]) -> bool:
+    """Whether the bound is more a measure than a promise."""
+    return any(one.state in (FAILS, UNKNOWN) for one in found)

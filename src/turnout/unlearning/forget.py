@@ -1,0 +1,177 @@
+"""Forgetting clients: roll back, add noise once, retrain with those who stay.
+
+IFU (one request) and SIFU (a series): Fraboni et al., "SIFU: sequential informed federated unlearning", AISTATS 2024;
+Fraboni's thesis (2023), algorithms 6 and 7.
+
+    >>> sifu = SIFU(turnout.Experiment(task, population, algorithm, unlearning=Unlearning(sigma=0.1)))
+    >>> sifu.train()
+    >>> result = sifu.forget([3, 7])
+
+Where the model rolled back to is the initial one, which has seen no data, no noise is added unless asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from turnout import random
+from turnout.errors import UserError
+from turnout.random import FloatArray
+from turnout.run import Experiment, Result, execute
+from turnout.unlearning.guarantee import Guarantee, guarantee
+from turnout.unlearning.lineage import Bound, Cut, alive, roll_back
+from turnout.unlearning.retention import Models
+from turnout.unlearning.settings import Unlearning
+from turnout.unlearning.table import Table
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The answer to a request, before anything is done."""
+
+    request: int  # from 1 on
+    clients: list[int]
+    lineage: list[Cut]  # O(r); the last cut is where to roll back to
+    guarantee: Guarantee
+    noised: bool
+
+    @property
+    def cut(self) -> Cut:
+        return self.lineage[-1]
+
+
+@dataclass
+class Branches:
+    """What a server must have kept to answer the next request."""
+
+    settings: Unlearning
+    clients: int
+    tables: list[Table] = field(default_factory=list)
+    models: list[Models] = field(default_factory=list)
+    lineage: list[Cut] = field(default_factory=list)
+    requests: list[list[int]] = field(default_factory=list)
+
+    @property
+    def forgotten(self) -> list[int]:
+        return sorted(client for request in self.requests for client in request)
+
+    def plan(self, clients: Iterable[int]) -> Rollback:
+        """Where a request rolls back to, and what is promised then."""
+        asked = sorted(set(clients))
+        self._check(asked)
+        bounds = [self._bound(group) for group in (asked, *self.requests)]
+        lineage = roll_back(
+            self.lineage,
+            [models.rounds for models in self.models],
+            bounds[0],
+            self.settings.threshold,
+            budget=self.settings.budget,
+            earlier=bounds[1:],
+        )
+        promised = guarantee(self.settings, self.tables, lineage, asked)
+        noised = self.settings.always_noise or lineage[-1] != Cut(0, 0)
+        return Rollback(len(self.requests) + 1, asked, lineage, promised, noised)
+
+    def start(self, rollback: Rollback, noise_seed: int | None = None) -> Tensor:
+        """The model that retraining begins with."""
+        branch, number = rollback.cut
+        model = self.models[branch][number]
+        if not rollback.noised:
+            return model
+        return noised(model, self.settings.sigma, noise_seed, rollback.request)
+
+    def accept(self, rollback: Rollback) -> None:
+        self.lineage, self.requests = rollback.lineage, [*self.requests, rollback.clients]
+
+    def drop_dead(self) -> None:
+        """Let go of every model that no later request can roll back to."""
+        for branch, models in enumerate(self.models):
+            for number in models.rounds:
+                if not alive(self.lineage, branch, number):
+                    models.drop(number)
+
+    def _bound(self, clients: Sequence[int]) -> Bound:
+        psi = [table.psi(clients, self.settings.group_rule) for table in self.tables]
+        return lambda branch, number: float(psi[branch][number])
+
+    def _check(self, clients: Sequence[int]) -> None:
+        gone = set(self.forgotten)
+        if not clients:
+            raise UserError("unlearn: no client is named; say whom to forget with --client")
+        for client in clients:
+            if not 0 <= client < self.clients:
+                raise UserError(f"unlearn: client {client} is not in the population of {self.clients} clients")
+            if client in gone:
+                raise UserError(f"unlearn: client {client} was forgotten before; name others")
+        if len(gone) + len(clients) >= self.clients:
+            raise UserError("unlearn: nobody would remain to train with; forget fewer clients")
+
+
+def entropy(size: int) -> FloatArray:
+    """Standard normal numbers from the operating system's entropy: there is no key to keep or to lose."""
+    bits = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(11)
+    return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
+
+
+def noised(model: Tensor, sigma: float, seed: int | None = None, request: int = 0) -> Tensor:
+    """The model with noise N(0, sigma^2) on every parameter. With a seed anybody can take the noise off again."""
+    draw = entropy if seed is None else partial(random.normal, random.key(seed, "unlearning noise", request))
+    noise = torch.from_numpy(sigma * draw(model.numel())).view_as(model).to(model.device)
+    return (model.double() + noise).to(model.dtype)
+
+
+def check_forgettable(experiment: Experiment) -> Unlearning:
+    """The settings, unless the run has no one global model of clients that can be left out."""
+    name, people = type(experiment.algorithm).__name__, experiment.population
+    if experiment.unlearning is None:
+        raise UserError("unlearn: the run was not tracked; only one with unlearning.track=true can forget")
+    if experiment.algorithm.training_population(people).size != people.size:
+        raise UserError(f"unlearn: {name} trains on everybody's data together; nobody can be left out")
+    if experiment.algorithm.trained_task(experiment.task).size != experiment.task.size:
+        raise UserError(f"unlearn: {name} trains several models; only one global model can be rolled back")
+    return experiment.unlearning
+
+
+def retraining(experiment: Experiment, model: Tensor, forgotten: Sequence[int]) -> Experiment:
+    """The same experiment from that model on, with those who stay."""
+    return replace(
+        experiment,
+        task=experiment.task.starting_from(model),
+        population=experiment.population.without(forgotten),
+    )
+
+
+class SIFU:
+    """Answers requests one after the other, in memory."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.branches = Branches(check_forgettable(experiment), experiment.population.size)
+
+    def train(self) -> Result:
+        """Branch 0, with everybody."""
+        self.branches = Branches(self.branches.settings, self.branches.clients)
+        return self._branch(self.experiment)
+
+    def forget(self, clients: Iterable[int], noise_seed: int | None = None) -> Result:
+        """Roll back, add noise, and train the next branch."""
+        rollback = self.branches.plan(clients)
+        start = self.branches.start(rollback, noise_seed)
+        self.branches.accept(rollback)
+        self.branches.drop_dead()
+        return self._branch(retraining(self.experiment, start, self.branches.forgotten))
+
+    def _branch(self, experiment: Experiment) -> Result:
+        result = execute(experiment)
+        assert result.sensitivity is not None
+        self.branches.tables.append(result.sensitivity.table)
+        self.branches.models.append(result.sensitivity.models)
+        return result
