@@ -40,6 +40,7 @@ from turnout.algorithms.mocha import Mocha
 from turnout.algorithms.pfedme import PFedMe
 from turnout.algorithms.robust_fedavg import RobustFedAvg
 from turnout.algorithms.robust_fedprox import RobustFedProx
+from turnout.algorithms.robust_mean import RobustMean
 from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.algorithms.safa import Safa
 from turnout.algorithms.safa_thesis import SafaThesis
@@ -52,7 +53,7 @@ from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
 from turnout.personal.personaliser import KNNPersonaliser
-from turnout.population import adversary, arriving, devices, memories, partition
+from turnout.population import adversary, arriving, behaviour, devices, memories, partition
 from turnout.population.availability import Always, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
 from turnout.population.links import Links
@@ -61,6 +62,7 @@ from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 from turnout.population.traces import Trace
 from turnout.privacy.leakage import attack_run, three_way
+from turnout.robustness.watch import Screening, Watch
 from turnout.run import Experiment, Result, execute, simulate
 from turnout.sampling.adafed import AdaFed
 from turnout.sampling.afl import AFL
@@ -87,11 +89,13 @@ from turnout.server.server import CURRENT, KEEP, Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
+from turnout.unlearning.forget import SIFU
+from turnout.unlearning.settings import Unlearning
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "WERM",
+    "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "SIFU", "WERM",
     "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredFL",
     "ClusteredSimilarity", "ClusteredSize", "Crashes", "DFedEM", "Detection", "Ditto", "Diurnal", "Evaluation",
     "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
@@ -99,8 +103,9 @@ __all__ = [
     "FedYogi", "Fill", "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local",
     "LocalSGD", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay",
     "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Ragged",
-    "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMomentum", "Safa", "SafaThesis", "Scaffold",
-    "Schedule", "Server", "Simulation", "Stopping", "StreamFedAvg", "Target", "Task", "Trace", "Unbiased",
-    "Uniform", "UserError", "adversary", "arriving", "attack_run", "datasets", "devices", "execute", "memories",
-    "models", "partition", "rehearse", "schedule", "simulate", "three_way",
+    "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMean", "RobustMomentum", "Safa",
+    "SafaThesis", "Scaffold", "Schedule", "Screening", "Server", "Simulation", "Stopping", "StreamFedAvg",
+    "Target", "Task", "Trace", "Unbiased", "Uniform", "Unlearning", "UserError", "Watch", "adversary", "arriving",
+    "attack_run", "behaviour", "datasets", "devices", "execute", "memories", "models", "partition", "rehearse",
+    "schedule", "simulate", "three_way",
 ]  # fmt: skip
