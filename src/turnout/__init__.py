@@ -84,6 +84,7 @@ from turnout.sampling.target import Target
 from turnout.sampling.unbiased import Unbiased
 from turnout.sampling.uniform import Uniform
 from turnout.server.policy import Policy, Schedule
+from turnout.server.privacy import Privacy
 from turnout.server.rehearsal import rehearse, schedule
 from turnout.server.server import CURRENT, KEEP, Server
 from turnout.server.simulation import Simulation
@@ -102,7 +103,7 @@ __all__ = [
     "FedBuff", "FedCS", "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep",
     "FedYogi", "Fill", "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local",
     "LocalSGD", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay",
-    "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Ragged",
+    "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Privacy", "Ragged",
     "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMean", "RobustMomentum", "Safa",
     "SafaThesis", "Scaffold", "Schedule", "Screening", "Server", "Simulation", "Stopping", "StreamFedAvg",
     "Target", "Task", "Trace", "Unbiased", "Uniform", "Unlearning", "UserError", "Watch", "adversary", "arriving",

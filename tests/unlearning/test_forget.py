@@ -13,8 +13,8 @@ from torch import nn
 import turnout
 from support import experiment, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
-from turnout.random import key, normal
-from turnout.unlearning.forget import SIFU, Branches, entropy, noised, retraining
+from turnout.random import key, normal, secret_normal
+from turnout.unlearning.forget import SIFU, Branches, noised, retraining
 from turnout.unlearning.lineage import Cut
 from turnout.unlearning.retention import stored_bytes
 from turnout.unlearning.settings import Unlearning
@@ -107,7 +107,7 @@ def test_noise_where_the_model_has_seen_no_data(always: bool) -> None:
 def test_noise() -> None:
     """Standard deviation within 0.5 %, mean within 4 standard errors, over a million coordinates."""
     size, sigma = 1_000_000, 0.05
-    for draw in (entropy(size), normal(key(3, "x"), size)):
+    for draw in (secret_normal(size), normal(key(3, "x"), size)):
         noise = sigma * draw
         assert noise.std() == pytest.approx(sigma, rel=0.005)
         assert abs(noise.mean()) < 4 * sigma / np.sqrt(size)
@@ -133,7 +133,7 @@ def test_noise_is_drawn_without_any_generator(monkeypatch: pytest.MonkeyPatch) -
         asked.append(count)
         return bytes([128] + [0] * 6 + [128]) * (count // 8)
 
-    monkeypatch.setattr("turnout.unlearning.forget.os.urandom", urandom)
+    monkeypatch.setattr("turnout.random.os.urandom", urandom)
     assert noised(torch.zeros(50), 1.0).abs().max() < 1e-6  # 0x80...: the median
     assert asked == [400]
 

@@ -20,8 +20,8 @@ from torch import nn
 
 import turnout
 from support import population
-from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
-from turnout.unlearning import forget, log, request, retention, verify
+from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError, random
+from turnout.unlearning import log, request, retention, verify
 from turnout.unlearning.calibration import achieved_delta, achieved_epsilon, noise_ratio
 from turnout.unlearning.settings import Unlearning
 
@@ -209,13 +209,13 @@ class FaultyDisk:
 def draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How often noise was drawn."""
     counted: list[int] = []
-    draw = forget.entropy
+    draw = random.secret_normal
 
-    def entropy(size: int) -> Any:
+    def counting(size: int) -> Any:
         counted.append(size)
         return draw(size)
 
-    monkeypatch.setattr(forget, "entropy", entropy)
+    monkeypatch.setattr(random, "secret_normal", counting)
     yield counted
 
 

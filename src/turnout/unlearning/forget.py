@@ -12,19 +12,15 @@ Where the model rolled back to is the initial one, which has seen no data, no no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.random import FloatArray
 from turnout.run import Experiment, Result, execute
 from turnout.unlearning.guarantee import Guarantee, guarantee
 from turnout.unlearning.lineage import Bound, Cut, alive, roll_back
@@ -115,15 +111,11 @@ class Branches:
             raise UserError("unlearn: nobody would remain to train with; forget fewer clients")
 
 
-def entropy(size: int) -> FloatArray:
-    """Standard normal numbers from the operating system's entropy: there is no key to keep or to lose."""
-    bits = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(11)
-    return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
-
-
 def noised(model: Tensor, sigma: float, seed: int | None = None, request: int = 0) -> Tensor:
     """The model with noise N(0, sigma^2) on every parameter. With a seed anybody can take the noise off again."""
-    draw = entropy if seed is None else partial(random.normal, random.key(seed, "unlearning noise", request))
+    draw = (
+        random.secret_normal if seed is None else partial(random.normal, random.key(seed, "unlearning noise", request))
+    )
     noise = torch.from_numpy(sigma * draw(model.numel())).view_as(model).to(model.device)
     return (model.double() + noise).to(model.dtype)
 

@@ -113,7 +113,7 @@ class Sensitivity(Observer):
             facts["full_batches"] &= work.batching == "full"
             facts["momentum"] |= bool(np.any(np.asarray(work.momentum)))
             facts["clipped"] |= work.clip_norm is not None
-            facts["client_state"] |= bool(work.state_shapes(server.task))
+            facts["client_state"] |= bool(work.stored_shapes(server.task))
         smooth = self.settings.smoothness
         if smooth is not None and facts["largest_lr"] * smooth > 2 and "expansive" not in facts:
             facts["expansive"] = True
