@@ -151,7 +151,8 @@ def test_a_run_in_a_folder_keeps_the_records(tmp_path: Path) -> None:
     result = turnout.execute(plan, tmp_path, checkpoint_every=1)
     table = read_table(tmp_path / "detectors")
     assert len(table) == result.audit.contributions.sum()
-    assert {"round", "client", "declared", "upload", "norm", "decision", "replay", "replay_p"} <= set(table.column_names)
+    columns = {"round", "client", "declared", "upload", "norm", "decision", "replay", "replay_p"}
+    assert columns <= set(table.column_names)
 
 
 def test_a_watch_may_begin_with_a_resume(tmp_path: Path) -> None:
