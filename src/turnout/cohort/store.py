@@ -16,7 +16,7 @@ from turnout.local.sgd import Named
 class ClientStore:
     """Rows of client state. A client that was never stored reads zeros.
 
-    Rows live in memory up to `memory_mib` in all, beyond that in memory-mapped temporary files.
+    Rows live in the device's memory up to `memory_mib` in all, beyond that in memory-mapped temporary files.
     """
 
     def __init__(self, clients: int, device: str, dtype: torch.dtype, memory_mib: int) -> None:
@@ -37,11 +37,12 @@ class ClientStore:
         rows = torch.as_tensor(self._row[clients])
         state = {}
         for name, shape in shapes.items():
-            values = torch.zeros((len(clients), *shape), dtype=self.dtype)
+            state[name] = torch.zeros((len(clients), *shape), dtype=self.dtype, device=self.device)
             if name in self._columns:
-                stored = (rows >= 0) & (rows < len(self._columns[name]))
-                values[stored] = self._columns[name][rows[stored]]
-            state[name] = values.to(self.device)
+                column = self._columns[name]
+                stored = (rows >= 0) & (rows < len(column))
+                found = column[rows[stored].to(column.device)].to(self.device)
+                state[name][stored.to(self.device)] = found
         return state
 
     def put(self, clients: NDArray[np.int64], state: Named) -> None:
@@ -52,7 +53,8 @@ class ClientStore:
         rows = torch.as_tensor(self._row[clients])
         for name, values in state.items():
             self._reserve(name, values.shape[1:])
-            self._columns[name][rows] = values.to("cpu", self.dtype)
+            column = self._columns[name]
+            column[rows.to(column.device)] = values.to(column.device, self.dtype)
 
     def _reserve(self, name: str, shape: torch.Size) -> None:
         """Room for all rows used: twice what there was, in a file where memory cannot hold both."""
@@ -70,7 +72,7 @@ class ClientStore:
     def _allocate(self, name: str, shape: tuple[int, ...]) -> Tensor:
         numbers = torch.Size(shape).numel()
         if self.resident + numbers * self.dtype.itemsize <= self.limit and name not in self._files:
-            return torch.zeros(shape, dtype=self.dtype)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="turnout-store-")
         self._files[name] = Path(self._folder.name) / f"{name}-{shape[0]}"

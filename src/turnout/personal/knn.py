@@ -14,6 +14,7 @@ weights. The functions here are for one client and work under `vmap`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,24 @@ SMALLEST = 1e-12  # probability, where its logarithm is asked for
 QUERIES_AT_ONCE = 128
 POSITION = (1 << 24) - 1  # the bits of a squared distance that give way to a position
 SAME = 1e-15  # squared distance over the squared norm of the query that is rounding, not distance
+
+
+class _Bits(torch.autograd.Function):
+    """The bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a view."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        return numbers.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return numbers.view(dtype), in_dims[0]
 
 
 def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -47,10 +66,10 @@ def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None)
     for part in torch.split(queries.double(), QUERIES_AT_ONCE):
         own = part.square().sum(1, keepdim=True)
         squares = torch.maximum((norms + own).sub(part @ wide.T, alpha=2), SAME * own)
-        packed = squares.view(torch.int64).bitwise_and_(~POSITION).bitwise_or_(position)
+        packed = (_Bits.apply(squares, torch.int64) & ~POSITION).bitwise_or_(position)
         found.append(packed.topk(min(k, len(keys)), largest=False).values)
     packed, own = torch.cat(found), queries.double().square().sum(1, keepdim=True)
-    squares = (packed & ~POSITION).view(torch.float64)
+    squares = _Bits.apply(packed & ~POSITION, torch.float64)
     return torch.where(squares > SAME * own, squares, 0).sqrt().to(keys.dtype), packed & POSITION
 
 

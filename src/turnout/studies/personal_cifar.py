@@ -30,7 +30,7 @@ class PersonalCifar(PersonalStudy):
     setting = """\
 A stratified subset of 10,000 images of CIFAR-10 over 60 clients, 12 of which never train; a fifth of a client's images
 for testing. Dirichlet: the ten classes in three groups at random, each dealt by Dirichlet(0.4). Pathological: two
-classes a client. Three-convolution network without dropout, 100 rounds of one epoch, batch 32, full participation.
+classes a client. Three-convolution network without dropout, 100 rounds of one epoch, batch 128, full participation.
 Learning rates of 0.01, 0.03, 0.1, 0.3 by the accuracy of the first seed on a fifth of the training images,
 which are held back. Every method with its default options.
 Other than in the source: a fifth of the images, a small network instead of a MobileNet-v2 trained on ImageNet, 60
@@ -38,7 +38,7 @@ clients for both, 100 rounds, no learning rate schedule, penalties not tuned, se
     parts = tuple(PARTS)
     sizes = {
         "small": Size(rounds=1, clients=20, batch_size=32, rates=(0.1,), stand_in=True),
-        "default": Size(clients=60, batch_size=32, rates=(0.01, 0.03, 0.1, 0.3)),
+        "default": Size(clients=60, rates=(0.01, 0.03, 0.1, 0.3)),
     }
     claims = tuple(
         claim

@@ -29,10 +29,10 @@ class PersonalShakespeare(PersonalStudy):
     source = "Marfoq et al., NeurIPS 2021 and ICML 2022; thesis tables 3.2, 3.3, 3.5, 3.6"
     setting = """\
 The first 60 roles with two speeches or more, 12 of which never train; 80 characters before every twentieth, the last
-fifth of a role's text for testing. 8-d embedding, one LSTM of 64 units; 60 rounds of one epoch, batch 128, full
+fifth of a role's text for testing. 8-d embedding, one LSTM of 64 units; 30 rounds of one epoch, batch 128, full
 participation. Learning rates of 0.1, 0.3, 1, 3 by the accuracy of the first seed on a fifth of the training samples,
 which are held back (their contexts overlap those trained on). Every method with its default options.
-Other than in the source: 60 roles instead of 778, a quarter of the network, 60 rounds, losses not weighted by the
+Other than in the source: 60 roles instead of 778, a quarter of the network, 30 rounds, losses not weighted by the
 frequency of characters, fewer rivals, penalties not tuned, several seeds. Meant for a CUDA device."""
     parts = (PART,)
     sizes = {
@@ -40,7 +40,7 @@ frequency of characters, fewer rivals, penalties not tuned, several seeds. Meant
             rounds=1, clients=10, batch_size=32, rates=(1.0,), methods=(*RIVALS, "fedem", "knn_per"), stand_in=True
         ),
         "default": Size(
-            rounds=60, clients=60, batch_size=128, rates=(0.1, 0.3, 1.0, 3.0), methods=(*RIVALS, "fedem", "knn_per")
+            rounds=30, clients=60, batch_size=128, rates=(0.1, 0.3, 1.0, 3.0), methods=(*RIVALS, "fedem", "knn_per")
         ),
     }
     claims = (

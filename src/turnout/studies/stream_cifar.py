@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from turnout.datasets import cifar10
 from turnout.datasets.dataset import Dataset
 from turnout.models import cnn_cifar, linear
 from turnout.population.arriving import spread
 from turnout.population.memories import Latest
 from turnout.population.partition import dirichlet
 from turnout.population.population import Population
+from turnout.studies.images import cifar10_subset
 from turnout.studies.stream_runs import THESIS, Size, StreamStudy, claims_of, gap, two_pools
 from turnout.studies.study import Claim
 from turnout.task import Task
@@ -71,8 +71,7 @@ Meant for a CUDA device."""
             labels = torch.arange(600) % 10
             images = Dataset("cifar10", labels[:, None].expand(-1, 12) / 10.0, labels, 10)
         else:
-            images = cifar10.load(folder=data)
-            images = Dataset("cifar10", images.inputs, images.targets, 10)
+            images = cifar10_subset(data)
         deal = partial(dirichlet, alpha=0.4, min_samples=1 if size.stand_in else 2)
         people = Population.of(
             images,
