@@ -44,7 +44,7 @@ class _Bits(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    def vmap(_info: Any, in_dims: Any, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
         return numbers.view(dtype), in_dims[0]
 
 
