@@ -33,8 +33,6 @@ SAME = 1e-15  # squared distance over the squared norm of the query that is roun
 class _Bits(torch.autograd.Function):
     """The bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a view."""
 
-    generate_vmap_rule = False
-
     @staticmethod
     def forward(numbers: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers.view(dtype)
@@ -46,6 +44,11 @@ class _Bits(torch.autograd.Function):
     @staticmethod
     def vmap(_info: Any, in_dims: Any, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
         return numbers.view(dtype), in_dims[0]
+
+
+def bits_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
+    found: Tensor = _Bits.apply(numbers, dtype)  # type: ignore[no-untyped-call]
+    return found
 
 
 def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -66,10 +69,10 @@ def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None)
     for part in torch.split(queries.double(), QUERIES_AT_ONCE):
         own = part.square().sum(1, keepdim=True)
         squares = torch.maximum((norms + own).sub(part @ wide.T, alpha=2), SAME * own)
-        packed = (_Bits.apply(squares, torch.int64) & ~POSITION).bitwise_or_(position)
+        packed = (bits_as(torch.int64, squares) & ~POSITION).bitwise_or_(position)
         found.append(packed.topk(min(k, len(keys)), largest=False).values)
     packed, own = torch.cat(found), queries.double().square().sum(1, keepdim=True)
-    squares = _Bits.apply(packed & ~POSITION, torch.float64)
+    squares = bits_as(torch.float64, packed & ~POSITION)
     return torch.where(squares > SAME * own, squares, 0).sqrt().to(keys.dtype), packed & POSITION
 
 
