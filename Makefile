@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-deploy lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ lint: $(VENV)/installed-dev
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# Real SuperNodes over TLS on loopback: minutes, and no part of the suite.
+test-deploy: $(VENV)/installed-dev
+	$(BIN)/pytest tests/deploy_real
 
 bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py

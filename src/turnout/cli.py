@@ -1,11 +1,10 @@
 """The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | unlearn | study |
-topology | streams`."""
+topology | streams | simulate-flower | deploy | replay`."""
 
 from __future__ import annotations
 
 import inspect as introspection
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,28 +14,20 @@ from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.attack_cli import attack
-from turnout.command import Json, Overrides, Source, print_json, sentences
-from turnout.display import (
-    client_columns,
-    err,
-    out,
-    paragraphs,
-    show_judgements,
-    show_outlook,
-    show_summary,
-    show_tuned,
-)
+from turnout.command import Json, Overrides, Source, carry_out, print_json, sentences
+from turnout.deploy_cli import deploy_app, replay
+from turnout.display import err, out, paragraphs, show_judgements, show_outlook, show_summary, show_tuned
 from turnout.errors import UserError, unknown
+from turnout.flower_cli import is_flower, resume_flower, simulate_flower
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.observe.progress import ProgressBar, duration
+from turnout.observe.progress import duration
 from turnout.options import options_of
 from turnout.population.arriving import ARRIVALS
 from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
 from turnout.robustness.detectors import DETECTORS
-from turnout.run import execute
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
@@ -113,7 +104,10 @@ def resume(
     with sentences():
         if not (folder / "config.toml").exists():
             raise UserError(f"resume: {folder} is not the folder of a run (it has no config.toml)")
-        _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder)
+        if is_flower(folder):
+            resume_flower(folder, overrides or [], as_json)
+        else:
+            _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder)
 
 
 def _run(
@@ -121,22 +115,8 @@ def _run(
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
-    with ProgressBar(err) if err.is_terminal else nullcontext() as bar:
-        result = execute(
-            experiment,
-            folder,
-            checkpoint_every=settings.checkpoint_every,
-            resume=resume and (folder / "config.toml").exists(),
-            overwrite=overwrite,
-            configuration=config.as_toml(complete),
-            observers=[bar] if bar else [],
-        )
-    if as_json:
-        print_json({"run": str(folder), **result.summary()})
-    else:
-        show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
-    if result.server.stopped and result.server.stopped.startswith("diverged"):
-        raise typer.Exit(1)
+    resume = resume and (folder / "config.toml").exists()
+    carry_out(experiment, folder, complete, settings.checkpoint_every, overwrite, resume, as_json)
 
 
 @app.command()
@@ -328,6 +308,9 @@ app.add_typer(study_app, name="study")
 app.add_typer(topology_app, name="topology")
 app.add_typer(streams_app, name="streams")
 app.command()(unlearn)
+app.command("simulate-flower")(simulate_flower)
+app.add_typer(deploy_app, name="deploy")
+app.command()(replay)
 StudyName = Annotated[str, typer.Argument(metavar="NAME", help="A name that `turnout study list` prints.")]
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
 from turnout.decentral.peers import check_silos, message_bytes
 from turnout.decentral.settings import NetworkSettings
+from turnout.deploy.settings import Deploy
 from turnout.errors import UserError, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
@@ -132,8 +133,9 @@ class ClientSettings:
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
     "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
-    "unlearning", "detectors", "privacy",
+    "unlearning", "detectors", "privacy", "deploy",
 )  # fmt: skip
+_OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 _FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
 
@@ -149,6 +151,18 @@ def builtin_text(name: str) -> str:
 
 def read(source: str, overrides: list[str] | None = None) -> Settings:
     """A file, or a built-in configuration by name; then `section.option=value` for each override."""
+    settings = toml(source)
+    for override in overrides or []:
+        apply(settings, override)
+    _check_use(settings, overrides or [])
+    for section in settings:
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+    return settings
+
+
+def toml(source: str) -> Settings:
+    """A file, or a built-in configuration by name, as it is written."""
     path = Path(source)
     if path.suffix == ".toml" or path.exists():
         try:
@@ -167,16 +181,11 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
     for section, values in settings.items():
         if not isinstance(values, dict):
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
-    for override in overrides or []:
-        _override(settings, override)
-    _check_use(settings, overrides or [])
-    for section in settings:
-        if section not in SECTIONS:
-            raise unknown("section", section, SECTIONS)
     return settings
 
 
-def _override(settings: Settings, text: str) -> None:
+def apply(settings: Settings, text: str) -> None:
+    """An override, `section.option=value`."""
     key, equals, value = text.partition("=")
     section, dot, option = key.strip().partition(".")
     if not equals or not dot:
@@ -201,8 +210,20 @@ def _check_use(settings: Settings, overrides: list[str]) -> None:
             raise UserError(f"{section}: algorithm {name} {why}; leave the {section} out")
 
 
-def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
-    """The experiment, and the complete settings: every option with the value it has."""
+@dataclass(frozen=True)
+class Brought:
+    """What takes the place of the sections data, partition, model and local: a user's app has its own."""
+
+    dataset: Dataset  # with a group for each client
+    task: Task
+    local: LocalSGD
+
+
+def build(
+    settings: Settings, brought: Brought | None = None, known: tuple[Dataset, Population] | None = None
+) -> tuple[Experiment, RunSettings, Settings]:
+    """The experiment, and the complete settings: every option with the value it has. A machine of a deployment knows
+    its own part of the data and of the clients, `known`; the sections that make them are for others."""
     complete: Settings = {}
     given = {section: dict(settings.get(section, {})) for section in SECTIONS}
 
@@ -212,12 +233,22 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
         return made
 
     run: RunSettings = make("run", RunSettings)
-    data_name = _name(given, "data")
-    dataset: Dataset = make("data", datasets.loader(data_name), name=data_name)
-    counted: ClientSettings = make("clients", ClientSettings)
-    population = _population(run, dataset, counted, given, complete, make)
-    task = _task(run, dataset, given, complete, make)
-    local = make("local", LocalSGD)
+    dataset: Dataset
+    if known is not None:
+        dataset, population = known
+        complete |= {name: dict(given[name]) for name in _OF_CLIENTS}
+        if population.size > 1:  # a server that wants to know how long they may take
+            population = replace(population, devices=_devices(population.size, given, make))
+    else:
+        if brought is None:
+            data_name = _name(given, "data")
+            dataset = make("data", datasets.loader(data_name), name=data_name)
+        else:
+            dataset, given["partition"] = brought.dataset, {"name": "natural"}
+        counted: ClientSettings = make("clients", ClientSettings)
+        population = _population(run, dataset, counted, given, complete, make)
+    task = _task(run, dataset, given, complete, make) if brought is None else brought.task
+    local = make("local", LocalSGD) if brought is None else brought.local
     algorithm_name = _name(given, "algorithm")
     algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
@@ -232,6 +263,9 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings]:
     complete["unlearning"] = {}  # nobody will be forgotten
     complete["detectors"] = {}  # nobody is suspected
     complete["privacy"] = {}  # nothing is hidden
+    complete["deploy"] = {}  # nobody is far away
+    if given["deploy"]:
+        make("deploy", Deploy)
     experiment = Experiment(
         task,
         population,
@@ -261,12 +295,6 @@ def _population(
         raise unknown("partition.name", name, PARTITIONS)
     options, every = check("partition", PARTITIONS[name], given["partition"], {"data", "clients", "seed", "part"})
     complete["partition"] = {"name": name, **every}
-    device_name = _name(given, "devices", "fixed")
-    if device_name not in DEVICES:
-        raise unknown("devices.name", device_name, DEVICES)
-    device_options = {"clients": counted.count} if device_name == "fx" else {}
-    if device_name == "fixed" and not given["devices"]:
-        given["devices"] = {"seconds": 1.0}
     foe = _name(given, "adversary", "none")
     if foe not in ADVERSARIES:
         raise unknown("adversary.name", foe, ADVERSARIES)
@@ -292,7 +320,7 @@ def _population(
         partition_options=options,
         importance=counted.importance,
         model_bytes=counted.model_bytes,
-        devices=make("devices", DEVICES[device_name], name=device_name, **device_options),
+        devices=_devices(counted.count, given, make),
         links=make("links", Links),
         power=make("power", Power) if given["power"] else None,
         regions=_regions(run, counted),
@@ -307,6 +335,16 @@ def _population(
         share, strength = poison
         people, _ = degrade(people, {manner: share}, run.seed, **({} if strength is None else {manner: strength}))
     return _streaming(people, given, complete, make)
+
+
+def _devices(clients: int, given: Settings, make: Callable[..., Any]) -> devices.Devices:
+    name = _name(given, "devices", "fixed")
+    if name not in DEVICES:
+        raise unknown("devices.name", name, DEVICES)
+    if name == "fixed" and not given["devices"]:
+        given["devices"] = {"seconds": 1.0}
+    made: devices.Devices = make("devices", DEVICES[name], name=name, **({"clients": clients} if name == "fx" else {}))
+    return made
 
 
 def _streaming(people: Population, given: Settings, complete: Settings, make: Callable[..., Any]) -> Population:

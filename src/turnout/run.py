@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,16 +129,18 @@ def execute(
     overwrite: bool = False,
     configuration: str | None = None,
     observers: Sequence[Observer] = (),
+    simulation: Callable[..., Server] = Simulation,
 ) -> Result:
     """Carry out an experiment. With a folder, the record, checkpoints and the model are written there; `resume` goes on
     from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
-    the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`."""
+    the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `simulation` is the kind
+    of server that carries it out."""
     history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
         checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
         log = Log(folder / "log.txt")
-    server = Simulation(
+    server = simulation(
         experiment.task,
         experiment.population,
         experiment.algorithm,
@@ -207,7 +209,7 @@ def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
     return Plan(**recorded)
 
 
-def _restore(server: Simulation, history: History, checkpoints: Checkpoints | None) -> int:
+def _restore(server: Server, history: History, checkpoints: Checkpoints | None) -> int:
     """Returns how many rounds may have been computed and lost."""
     if checkpoints is None:
         raise UserError("resume: only a run in a folder can be resumed")

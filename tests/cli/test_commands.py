@@ -295,7 +295,7 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
         plans.append(result.server.plan)
         return result
 
-    monkeypatch.setattr(cli, "execute", watched)
+    monkeypatch.setattr("turnout.command.execute", watched)
     terminal.done("resume", "runs/a")
     assert [(plan.engine, plan.memory_mib) for plan in plans] == [("sequential", 77)]
 

@@ -3,7 +3,7 @@
     model  <-  model + server_lr * sum over contributing jobs i of  weight_i * (returned_i - received_i)
 
 `Server` owns the law, the rounds, evaluation and the record; how clients are reached (`invite`, `wait`, ...) is the
-business of a subclass: `Simulation` reaches them in virtual time.
+business of a subclass: `Simulation` reaches them in virtual time, `turnout.deploy` over a network.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what i
 CURRENT = Keep(current=True)  # no download: the client was sent the current model before, and has said something of it
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
 Rule = Callable[[Tensor, Tensor], Tensor]  # one row of rows [k, P] and weights [k]
+ByClient = tuple[IntArray, dict[str, FloatArray], IntArray]  # clients, their measures by name, their samples
 
 
 def _finite(model: Tensor) -> bool:
@@ -479,8 +480,7 @@ class Server:
     def measure(self, model: Tensor) -> dict[str, float]:
         """Federated loss and metrics over all clients (or the panel), and on the central test set."""
         population, measures = self.whole_population, dict[str, float]()
-        for split, evaluator in self._evaluators.items():
-            values, counts, clients = self.served(evaluator, model), evaluator.index.counts, evaluator.clients
+        for split, (clients, values, counts) in self.client_measures(model).items():
             measures |= distribution(split, values, population.importance_at(self.now)[clients], counts)
             unseen = ~population.joined(clients, self.now)
             measures |= distribution(f"unseen_{split}", values, unseen * population.base_importance[clients], counts)
@@ -490,6 +490,11 @@ class Server:
             for name, sample in sample_measures(self.task, model, inputs, targets, chunk).items():
                 measures[f"central_{name}"] = float(sample.mean())
         return measures
+
+    def client_measures(self, model: Tensor) -> dict[str, ByClient]:
+        """By split: the clients evaluated, their measures, and how many samples of it they have."""
+        found = self._evaluators.items()
+        return {split: (each.clients, self.served(each, model), each.index.counts) for split, each in found}
 
     def served(self, evaluator: Evaluator, model: Tensor) -> dict[str, FloatArray]:
         """`[clients]` by measure, each client served as the algorithm serves it; who should adapt and has no sample to
@@ -525,9 +530,9 @@ class Server:
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
         with threads(self.plan.threads), torch.no_grad():
-            for split, evaluator in self._evaluators.items():
-                table |= {f"{split}_{name}": values for name, values in self.served(evaluator, self.output).items()}
-                table[f"{split}_samples"] = evaluator.index.counts
+            for split, (_, measures, counts) in self.client_measures(self.output).items():
+                table |= {f"{split}_{name}": values for name, values in measures.items()}
+                table[f"{split}_samples"] = counts
         return table
 
     # -- state ------------------------------------------------------------------------------------------------

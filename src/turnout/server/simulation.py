@@ -7,8 +7,7 @@ then *all* in-flight jobs are trained with it in one call. Asynchronous methods 
 from __future__ import annotations
 
 import copy
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,30 +17,27 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
+from turnout.cohort.carry_out import carry_out
 from turnout.cohort.train import Jobs
 from turnout.errors import UserError
-from turnout.local import transforms
 from turnout.local.sgd import LocalSGD, Named
-from turnout.observe.observer import Observer
 from turnout.population.adversary import Adversary
 from turnout.population.behaviour import Behaviour
 from turnout.population.durations import Durations
-from turnout.server import privacy
-from turnout.server.dispatch import FOREVER, Dispatch, Invitation
-from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
-from turnout.server.state import Facts, load_jobs, load_state, nest, save_jobs, save_state, unnest
-from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
+from turnout.server.dispatch import Dispatch, Invitation
+from turnout.server.mailbox import Mailbox
+from turnout.server.state import Facts, load_state, nest, save_state, unnest
+from turnout.server.updates import ARRIVED, Job, Updates
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class Simulation(Server):
+class Simulation(Mailbox):
     """`Server` over simulated clients."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._ticks = self.population.ticks_per_second
         self._dispatch = Dispatch(self.population, self.task)
         self.adversary = copy.deepcopy(self.population.adversary)  # with a memory of this run
         if self.adversary is not None:
@@ -49,28 +45,8 @@ class Simulation(Server):
         self.behaviour = copy.deepcopy(self.population.behaviour)
         if self.behaviour is not None:
             self.behaviour.begin(self.population.size, self.population.seed)
-        self._hides = privacy.hides(self)
-        self._clock = 0  # ticks
-        self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
-        self._in_flight: dict[int, Job] = {}  # by client
-        self._heard = self._standing = 0  # of those in flight: who will be heard of, who has a standing invitation
-        self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
-        self._inbox: list[Job] = []  # arrived, in order
-        self._failures: list[Job] = []  # learnt, not yet told
-        self._held: dict[int, Job] = {}  # finished, vectors still with the client
-        self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
-        self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
         self._trained = False  # since the last round closed
-        self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
-        self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
-
-    @property
-    def now(self) -> float:
-        return self._clock / self._ticks
-
-    def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, self._busy)
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)
@@ -83,78 +59,18 @@ class Simulation(Server):
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
-    def invite(
-        self,
-        clients: ArrayLike,
-        work: LocalSGD,
-        model: ModelChoice = None,
-        *,
-        hold: bool = False,
-        again: bool = False,
-        among: Among | None = None,
-    ) -> None:
-        ids = np.atleast_1d(np.asarray(clients, np.int64))
-        if not len(ids):
-            return
-        self._check_invited(ids)
-        if work.transform:
-            self._check_transform(work, among)
-        if self._hides:
-            privacy.check_alone(work, self.task)
+    def _invitation(self, ids: IntArray, *choices: Any) -> Invitation:
         if self._unsettled:
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
-        work, options = _split(work, len(ids))
-        jobs = self._new_jobs(ids, work, options, model, hold, again, among)
+        return super()._invitation(ids, *choices)
+
+    def _begin(self, invitation: Invitation) -> list[Job]:
+        jobs = self._dispatch.jobs(invitation, self._clock, self.version)
         if self.behaviour is not None:
             self._lie(self.behaviour, jobs)
-        if self.adversary is not None and "delta" in work.payload_shapes(self.task):
+        if self.adversary is not None and "delta" in invitation.work.payload_shapes(self.task):
             self._silence(self.adversary, jobs)
-        self._busy[ids] = True
-        for job in jobs:
-            self._enter_flight(job)
-            if job.heard:
-                heapq.heappush(self._events, (job.ends_at, job.client, job.number))
-        self._tally["invited"] += len(jobs)
-        for observer in self.observers:
-            observer.on_invite(self, jobs)
-
-    def _check_invited(self, ids: IntArray) -> None:
-        if ids.min() < 0 or ids.max() >= self.population.size:
-            raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
-        if len(ids) > 1 and len(np.unique(ids)) < len(ids):
-            raise UserError("invite: a client is named twice; a client works on one job at a time")
-        busy = ids[self._busy[ids]]
-        if len(busy):
-            raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
-
-    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
-        transforms.check(work, self.task)
-        if among is not None:
-            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
-        if self.algorithm.clients_keep == "models":
-            raise UserError(
-                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
-                "longer know"
-            )
-
-    def _new_jobs(
-        self,
-        ids: IntArray,
-        work: LocalSGD,
-        options: dict[str, FloatArray],
-        model: ModelChoice,
-        hold: bool,
-        again: bool,
-        among: Among | None,
-    ) -> list[Job]:
-        numbers = self._numbers[ids]
-        self._numbers[ids] += 1
-        received, versions, batches, done = self._received(ids, numbers, model)
-        keep = model if isinstance(model, Keep) else None
-        invitation = Invitation(
-            ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among
-        )
-        return self._dispatch.jobs(invitation, self._clock, self.version)
+        return jobs
 
     def _lie(self, behaviour: Behaviour, jobs: list[Job]) -> None:
         """Put forged updates in the place of what liars among those just invited would send. All of a lie is known now,
@@ -192,132 +108,16 @@ class Simulation(Server):
         if silenced:
             self.log("silenced", clients=[job.client for job in silenced], share=share)
 
-    def _received(
-        self, ids: IntArray, numbers: IntArray, model: ModelChoice
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
-        """What each job starts from: model, version, the key of its batches, and the share of it already done."""
-        none_done = np.zeros(len(ids))
-        if isinstance(model, Keep):
-            if not model.current:
-                return self._continued(ids, numbers)
-            model = None
-        if isinstance(model, tuple):
-            rows, group = model[0], np.asarray(model[1], np.int64)
-            if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
-                raise UserError("invite: model=([G, P], group) needs G models of the task's size and a group a client")
-            used, place = np.unique(group, return_inverse=True)
-            copies = rows[torch.as_tensor(used, device=rows.device)].unbind()
-            return [copies[i] for i in place.tolist()], [self.version] * len(ids), numbers, none_done
-        vector = self.model if model is None else model
-        if vector.shape != self.model.shape:
-            raise UserError(f"invite: a model of shape {tuple(self.model.shape)} is needed, not {tuple(vector.shape)}")
-        sent = vector if model is None else vector.clone()  # the caller may go on changing its own
-        return [sent] * len(ids), [self.version] * len(ids), numbers, none_done
-
-    def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
-        return np.array([client in self._kept for client in np.asarray(clients, np.int64).tolist()], bool)
-
-    def _continued(
-        self, ids: IntArray, numbers: IntArray
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
-        if self.algorithm.clients_keep == "nothing":
-            raise UserError("invite: KEEP needs an algorithm that declares clients_keep, unfinished or models")
-        missing = ids[~self.keeps(ids)]
-        if len(missing):
-            raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
-        last = [self._kept[client] for client in ids.tolist()]
-        self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
-        models, batches, done = [], numbers.copy(), np.zeros(len(ids))
-        for i, job in enumerate(last):
-            if job.outcome == ARRIVED:
-                assert job.local is not None
-                models.append(job.local[0]["params"][job.local[1]])
-            else:  # an interrupted job goes on where it stopped
-                models.append(job.received)
-                batches[i], done[i] = job.batches, job.progress
-        return models, [job.version for job in last], batches, done
-
     # -- waiting ----------------------------------------------------------------------------------------------
 
-    def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
-        wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
-        if seconds is not None and not seconds >= 0:
-            raise UserError(f"wait: {seconds} seconds; it must be at least 0")
-        limited = seconds is not None and seconds * self._ticks < FOREVER
-        close = self._clock + int(self._dispatch.to_ticks(np.asarray(seconds))) if limited else None
-        timer = count is None and limited
-        if wanted is None:
-            ready, expected, alive, standing = len(self._inbox), len(self._in_flight), self._heard, self._standing
-        else:
-            awaited = [self._in_flight[client] for client in wanted if client in self._in_flight]
-            ready = sum(job.client in wanted for job in self._inbox)
-            expected, alive = len(awaited), sum(job.heard for job in awaited)
-            standing = sum(job.again for job in awaited)
-        if count is None and not limited and standing:
-            raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
-        while count is None or ready < count:
-            for job in self._restart():
-                if wanted is None or job.client in wanted:
-                    expected, alive = expected + 1, alive + job.heard
-            if not timer and not expected:
-                break
-            if close is None and not alive:
-                raise UserError(
-                    f"wait: {expected} jobs will never be heard of again; "
-                    "set population.detection to oracle or heartbeat, or give the wait a time limit"
-                )
-            if not self._events or (close is not None and self._events[0][0] > close):
-                assert close is not None
-                self._clock = max(self._clock, close)
-                break
-            ended = self._next_event()
-            if ended is not None and (wanted is None or ended.client in wanted):
-                ready += ended.outcome == ARRIVED
-                expected, alive = expected - 1, alive - 1
-        taken = self._take(self._inbox, wanted, count)
-        failed = self._take(self._failures, wanted, None)
-        for job in taken:
-            if job.hold:
-                self._held[job.client] = job
-        return self._updates(taken, Failures(failed))
+    def _due(self, close: int | None) -> bool:
+        return bool(self._events) and (close is None or self._events[0][0] <= close)
 
-    @staticmethod
-    def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
-        """Remove the first `count` wanted jobs from the list."""
-        taken: list[Job] = []
-        left: list[Job] = []
-        for job in waiting:
-            fits = (wanted is None or job.client in wanted) and (count is None or len(taken) < count)
-            (taken if fits else left).append(job)
-        waiting[:] = left
-        return taken
-
-    def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(list(jobs), self._train, self.version, self._ticks, self.model, failed)
-
-    def _next_event(self) -> Job | None:
-        """Advance to the next event; the job that ended, unless it was cancelled before."""
-        tick, client, number = heapq.heappop(self._events)
-        job = self._in_flight.get(client)
-        if job is None or job.number != number:  # cancelled meanwhile
-            return None
-        self._clock = max(self._clock, tick)
-        self._finish(job)
-        return job
-
-    def _finish(self, job: Job) -> None:
-        """A job has come to its end: into the inbox or among the failures with it."""
-        self._leave_flight(job)
-        success = job.outcome == ARRIVED
-        (self._inbox if success else self._failures).append(job)
-        if success and job.work.stored_shapes(self.task):
+    def _delivered(self, job: Job) -> None:
+        if job.work.stored_shapes(self.task):
             self._unsettled[job.client] = job
             if job.state is not None:
                 self._commit([job])
-        for observer in self._arrival_hooks:
-            observer.on_arrival(self, job)
-        if job.again and success:
-            self._restarting.append(job)
 
     def foresee(self) -> tuple[IntArray, FloatArray]:
         """Who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
@@ -331,60 +131,19 @@ class Simulation(Server):
         for job in sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client)):
             self._finish(job)
 
-    def _restart(self) -> list[Job]:
-        """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
-        what they brought, so that the last of a round receives the new model."""
-        restarted = []
-        while self._restarting:
-            job = self._restarting.pop(0)
-            work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
-            self.invite([job.client], work, hold=job.hold, again=True)
-            restarted.append(self._in_flight[job.client])
-        return restarted
-
-    def _enter_flight(self, job: Job) -> None:
-        self._in_flight[job.client] = job
-        self._heard += job.heard
-        self._standing += job.again
-
-    def _leave_flight(self, job: Job) -> None:
-        """A job is over: count it, and remember what its client has."""
-        del self._in_flight[job.client]
-        self._heard -= job.heard
-        self._standing -= job.again
-        self._busy[job.client] = False
-        kept = self.algorithm.clients_keep
-        if job.has_model and (kept == "models" or (kept == "unfinished" and job.outcome != ARRIVED)):
-            self._kept[job.client] = job
-        elif job.outcome == ARRIVED:
-            self._kept.pop(job.client, None)
-        self._end(job)
-
-    def cancel(self, clients: ArrayLike) -> Failures:
-        self._restart()
-        stopped: list[Job] = []
-        for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
-            self._held.pop(client, None)
-            job = self._in_flight.get(client)
-            if job is None:
-                continue
-            elapsed = max(0, self._clock - job.starts_at) / self._ticks
-            down, compute, up = job.seconds
-            if elapsed < down + compute + up:
-                stopped.append(job)
-            got, worked = min(elapsed, down), min(max(0.0, elapsed - down), compute)
-            sent = min(max(0.0, elapsed - down - compute), up)
-            job.seconds = (got, worked, sent)
-            job.bytes = (
-                round(job.bytes[0] * (got / down if down else 1)),
-                round(job.bytes[1] * (sent / up if up else 0)),
-            )
-            job.progress = job.done + (job.progress - job.done) * (worked / compute if compute else 1)
-            job.has_model &= elapsed >= down
-            job.outcome, job.ends_at = CANCELLED, self._clock
-            job.result = job.state = job.local = None
-            self._leave_flight(job)
-        return Failures(stopped)
+    def _stop(self, job: Job) -> bool:
+        elapsed = max(0, self._clock - job.starts_at) / self._ticks
+        down, compute, up = job.seconds
+        got, worked = min(elapsed, down), min(max(0.0, elapsed - down), compute)
+        sent = min(max(0.0, elapsed - down - compute), up)
+        job.seconds = (got, worked, sent)
+        job.bytes = (
+            round(job.bytes[0] * (got / down if down else 1)),
+            round(job.bytes[1] * (sent / up if up else 0)),
+        )
+        job.progress = job.done + (job.progress - job.done) * (worked / compute if compute else 1)
+        job.has_model &= elapsed >= down
+        return elapsed < down + compute + up
 
     def fetch(self, clients: ArrayLike) -> Updates:
         ids = np.unique(np.asarray(clients, np.int64))
@@ -439,30 +198,22 @@ class Simulation(Server):
         received = np.array([models.setdefault(id(j.received), (len(models), j.received))[0] for j in jobs], np.int64)
         batches = np.array([job.batches for job in jobs], np.int64)
         options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
-        if work.scheduled:
-            options["lr"] = options.get("lr", work.lr) * work.lr_factor([job.version for job in jobs])
-        keys = random.key(self.seed, "local work", clients, batches)
-        trained = self.cohort.train(
+        at = np.array([job.starts_at for job in jobs]) / self._ticks
+        trained = carry_out(
+            self.cohort,
             Jobs(
                 work,
-                keys,
+                random.key(self.seed, "local work", clients, batches),
                 torch.stack([model for _, model in models.values()]),
                 received,
-                self.population.samples(clients, np.array([job.starts_at for job in jobs]) / self._ticks),
+                self.population.samples(clients, at),
                 options,
-                self.store.get(work.state_shapes(self.task), clients),
+                self.store.get(work.stored_shapes(self.task), clients),
             ),
+            [job.version for job in jobs],
             keep_params=self.algorithm.clients_keep == "models",
         )
-        payload, state = trained.payload, trained.state
-        if work.transform and "delta" in payload:
-            residual = self.store.get(transforms.state_shapes(work.transform, self.task), clients).get("residual")
-            coins = torch.as_tensor(keys, device=self.plan.device)
-            delta, residual = transforms.apply(
-                work.transform, payload["delta"], coins, residual, work.update_numbers(self.task)
-            )
-            payload, state = payload | {"delta": delta}, state if residual is None else state | {"residual": residual}
-        self._attach(jobs, payload, state, trained.local)
+        self._attach(jobs, trained.payload, trained.state, trained.local)
 
     def _attach(self, jobs: list[Job], payload: Named, state: Named, kept: Named) -> None:
         """Give each job its row of what was trained."""
@@ -514,75 +265,20 @@ class Simulation(Server):
 
     def save(self) -> tuple[Facts, Named]:
         facts, tensors = super().save()
-        places = {
-            "in_flight": list(self._in_flight.values()),
-            "inbox": self._inbox,
-            "failures": self._failures,
-            "held": list(self._held.values()),
-            "kept": list(self._kept.values()),
-            "ended": self._ended,
-            "record": self._record.jobs,
-        }
-        every = {id(job): job for jobs in places.values() for job in jobs}
-        position = {name: number for number, name in enumerate(every)}
-        jobs, job_tensors = save_jobs(list(every.values()))
-        facts["clock"], facts["jobs"] = self._clock, jobs
-        facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
         if self.adversary is not None:
             facts["adversary"], adversary_tensors = save_state(self.adversary)
             tensors |= nest("adversary", adversary_tensors)
         if self.behaviour is not None:
             facts["behaviour"], behaviour_tensors = save_state(self.behaviour)
             tensors |= nest("behaviour", behaviour_tensors)
-        return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
+        return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
-        self._clock = facts["clock"]
         super().load(facts, tensors)
-        self._numbers = tensors["numbers"].numpy().copy()
         if self.adversary is not None:
             load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
         if self.behaviour is not None:
             load_state(self.behaviour, facts["behaviour"], unnest("behaviour", tensors), self.plan.device)
-        every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
-        places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
-        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
-        self._record.jobs = places["record"]
-        self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
-        for job in places["in_flight"]:
-            self._enter_flight(job)
-        self._busy[list(self._in_flight)] = True
-        self._events = [(job.ends_at, job.client, job.number) for job in self._in_flight.values() if job.heard]
-        heapq.heapify(self._events)
-        self._share_tensors(every)
-
-    def _share_tensors(self, jobs: list[Job]) -> None:
-        """What was one tensor before the checkpoint is one again: jobs are grouped by the tensors they share."""
-        known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
-        works = {id(job.work): job.work for job in jobs}
-        for work in works.values():
-            for part in fields(work):
-                value = getattr(work, part.name)
-                if isinstance(value, Tensor):
-                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
-                    object.__setattr__(work, part.name, twin)
-        for job in jobs:
-            if torch.equal(job.received, self.model):
-                job.received = self.model
-
-
-def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
-    """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    options = {}
-    for name, value in vars(work).items():
-        if isinstance(value, np.ndarray):
-            if value.shape != (count,):
-                raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
-            options[name] = np.asarray(value, np.float64)
-    for name in ("batch_size", "batching"):
-        if name in options:
-            raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
-    return (work.bind(dict.fromkeys(options, 0)) if options else work), options
 
 
 def _signature(work: LocalSGD) -> tuple[Any, ...]:

@@ -77,11 +77,11 @@ def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
             setattr(thing, part.name, facts[part.name])
 
 
-def _known_works(root: type[LocalSGD] = LocalSGD) -> dict[str, type[LocalSGD]]:
+def known_works(root: type[LocalSGD] = LocalSGD) -> dict[str, type[LocalSGD]]:
     """Every local work that has been imported, by qualified name: a checkpoint can name no other class."""
     known = {f"{root.__module__}.{root.__qualname__}": root}
     for child in root.__subclasses__():
-        known |= _known_works(child)
+        known |= known_works(child)
     return known
 
 
@@ -148,7 +148,7 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
 def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
     """The inverse of `save_jobs`."""
     tensors = {name: value.to(device) for name, value in tensors.items()}
-    known, works = _known_works(), []
+    known, works = known_works(), []
     for number, (name, values) in enumerate(facts["works"]):
         if name not in known:
             raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")

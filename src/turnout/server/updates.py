@@ -20,6 +20,7 @@ FloatArray = NDArray[np.float64]
 
 ARRIVED, CRASHED, OFFLINE, LEFT, CANCELLED = "arrived", "crashed", "offline", "left", "cancelled"
 SILENCED = "silenced"  # by an adversary
+REJECTED = "rejected"  # a real client's answer that is not what was asked for
 
 
 @dataclass(slots=True, eq=False)

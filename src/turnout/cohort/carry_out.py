@@ -1,0 +1,28 @@
+"""Jobs from the model received to what is sent: the same in a simulation and at a real client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from turnout.cohort.train import Cohort, Jobs, Trained
+from turnout.local import transforms
+
+
+def carry_out(cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: bool = False) -> Trained:
+    """Train at the learning rate of the versions received, then transform the updates. The jobs' state is all that
+    their clients keep, transforms' too."""
+    work, options, task = jobs.work, jobs.options, cohort.task
+    if work.scheduled:
+        options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
+    own = {name: jobs.state[name] for name in work.state_shapes(task)}
+    trained = cohort.train(replace(jobs, options=options, state=own), keep_params)
+    if not work.transform or "delta" not in trained.payload:
+        return trained
+    coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)
+    numbers, residual = work.update_numbers(task), jobs.state.get("residual")
+    delta, residual = transforms.apply(work.transform, trained.payload["delta"], coins, residual, numbers)
+    state = trained.state if residual is None else trained.state | {"residual": residual}
+    return Trained(trained.payload | {"delta": delta}, state, trained.local)

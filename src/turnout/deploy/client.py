@@ -1,0 +1,168 @@
+"""The client's side: a Flower `ClientApp` that carries out jobs on its own samples with the engine of the simulation.
+
+It needs its own folder and nothing else: `config.toml`, `shard.safetensors`, and `memory/`, which it writes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from turnout.cohort.carry_out import carry_out
+from turnout.cohort.train import Jobs, threads
+from turnout.deploy.memory import Memory
+from turnout.deploy.wire import (
+    ANSWER,
+    MEASURES,
+    NEEDS_MODEL,
+    NEEDS_STATE,
+    PAYLOAD,
+    Request,
+    encode,
+    fingerprint,
+    unpack,
+    unpack_question,
+)
+from turnout.errors import UserError
+from turnout.local.sgd import Named
+from turnout.run import Experiment
+from turnout.server.simulation import Simulation
+from turnout.server.state import nest, unnest
+from turnout.server.stopping import Evaluation
+
+FOLDER = "folder"  # what a SuperNode is told of its client: the folder of its files
+_MODELS = 3  # remembered: the last received, and what it ended with
+
+
+class Worker:
+    """One client: its task, its samples, its memory."""
+
+    def __init__(self, experiment: Experiment, memory: Memory) -> None:
+        self.memory = memory
+        self.engine = Simulation(  # of one client: it evaluates as all are evaluated, and holds task and cohort
+            experiment.task,
+            experiment.population,
+            experiment.algorithm,
+            seed=experiment.seed,
+            plan=replace(experiment.plan, engine="sequential"),  # nobody to vectorise with
+            evaluation=Evaluation(train=experiment.evaluation.train),
+        )
+        self.task, self.cohort = self.engine.task, self.engine.cohort
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Carry out a job, or say what is missing."""
+        request, model = unpack(content, self.cohort.plan.device)
+        model = self._model(request.model, model)
+        if model is None:
+            return _answer(request, needs=NEEDS_MODEL)
+        found = self.memory.recall("answers", request.name)
+        if found is None:
+            state = self._state(request)
+            if state is None:
+                return _answer(request, needs=NEEDS_STATE)
+            began = time.monotonic()
+            found = self._carried_out(request, model, state)
+            found["seconds"] = torch.tensor(time.monotonic() - began, dtype=torch.float64)
+            self.memory.remember("answers", request.name, found, request.memory)
+        payload = unnest(PAYLOAD, found)
+        if request.goes_on and "delta" in payload:
+            ended = model + payload["delta"][0].to(model)
+            self.memory.remember("models", fingerprint(ended), {"model": ended}, _MODELS)
+        samples = int(self.engine.population.train.counts[0])
+        steps = int(request.work.bind(request.options).num_steps(samples))
+        return _answer(request, payload, samples=samples, steps=steps, seconds=float(found["seconds"]))
+
+    def _model(self, name: str, sent: Tensor | None) -> Tensor | None:
+        if sent is None:
+            kept = self.memory.recall("models", name)
+            return None if kept is None else self.cohort.place(kept["model"])
+        if fingerprint(sent) != name:
+            raise ValueError("the model was damaged on its way")
+        self.memory.remember("models", name, {"model": sent}, _MODELS)
+        return sent
+
+    def _state(self, request: Request) -> Named | None:
+        """`[1, ...]` what it keeps: zeros at first; None if it should have something and has it no longer."""
+        shapes = request.work.stored_shapes(self.task)
+        rows = {name: torch.zeros(1, *shape, dtype=self.cohort.plan.dtype) for name, shape in shapes.items()}
+        if shapes and request.state:
+            before = self.memory.recall("answers", request.state)
+            if before is None:
+                return None
+            rows |= {name: value for name, value in unnest("state", before).items() if name in rows}
+        return {name: value.to(self.cohort.plan.device) for name, value in rows.items()}
+
+    def _carried_out(self, request: Request, model: Tensor, state: Named) -> Named:
+        alone = np.zeros(1, np.int64)
+        jobs = Jobs(
+            request.work,
+            np.array([request.key], np.int64),
+            model[None],
+            alone,
+            self.engine.population.train.rows(alone),
+            {name: np.array([value]) for name, value in request.options.items()},
+            state,
+        )
+        with threads(self.cohort.plan.threads), torch.no_grad():
+            trained = carry_out(self.cohort, jobs, [request.version])
+        return nest(PAYLOAD, trained.payload) | nest("state", trained.state)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Measures of the model, as means over the samples of each split."""
+        asked, model = unpack_question(content, self.cohort.plan.device)
+        kept = self.memory.recall("answers", asked.state) if asked.state else None
+        if kept is not None:
+            self.engine.store.put(np.zeros(1, np.int64), unnest("state", kept))
+        self.engine.version = asked.version
+        said: dict[str, ConfigRecordValues] = {}
+        with threads(self.cohort.plan.threads), torch.no_grad():
+            for split, (_, values, counts) in self.engine.client_measures(model).items():
+                said |= {f"{split}_{name}": float(value[0]) for name, value in values.items()}
+                said[f"{split}_samples"] = int(counts[0])
+        return RecordDict({ANSWER: ConfigRecord(said), MEASURES: ArrayRecord()})
+
+
+def _answer(request: Request, payload: Named | None = None, **said: str | int | float) -> RecordDict:
+    arrays = {name: encode(value[0]) for name, value in (payload or {}).items()}
+    facts: dict[str, ConfigRecordValues] = {"client": request.client, "job": request.number, **said}
+    return RecordDict({ANSWER: ConfigRecord(facts), PAYLOAD: ArrayRecord(arrays)})
+
+
+@cache
+def worker(folder: Path) -> Worker:
+    """The client of a folder."""
+    from turnout import config
+    from turnout.deploy.shard import read_shard
+
+    experiment, _, _ = config.build(
+        config.read(str(folder / "config.toml")), known=read_shard(folder / "shard.safetensors")
+    )
+    return Worker(experiment, Memory(folder / "memory"))
+
+
+def _worker_of(context: Context) -> Worker:
+    folder = context.node_config.get(FOLDER)
+    if not isinstance(folder, str):
+        raise UserError(f"deploy: a SuperNode needs --node-config '{FOLDER}=\"...\"'; turnout deploy client gives it")
+    return worker(Path(folder))
+
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    return Message(_worker_of(context).train(message.content), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return Message(_worker_of(context).evaluate(message.content), reply_to=message)

@@ -1,0 +1,41 @@
+"""Jobs as they begin at real clients, and in a replay."""
+
+from __future__ import annotations
+
+from turnout.errors import UserError
+from turnout.random import IntArray
+from turnout.server.dispatch import Invitation
+from turnout.server.mailbox import NOT_KNOWN
+from turnout.server.updates import ARRIVED, Job
+
+
+def new_jobs(invitation: Invitation, clock: int, declared: IntArray) -> list[Job]:
+    """Jobs of which nothing is known but their beginning."""
+    if invitation.among is not None:
+        raise UserError("deploy: clients of this algorithm exchange models with each other; a deployment has a server")
+    samples = declared[invitation.ids]
+    steps = invitation.work.bind(invitation.options).num_steps(samples).tolist()
+    return [
+        Job(
+            client=client,
+            number=int(invitation.numbers[row]),
+            version=invitation.versions[row],
+            received=invitation.received[row],
+            work=invitation.work,
+            options={name: float(values[row]) for name, values in invitation.options.items()},
+            batches=int(invitation.batches[row]),
+            sent_at=clock,
+            starts_at=clock,
+            ends_at=NOT_KNOWN,
+            outcome=ARRIVED,
+            samples=int(samples[row]),
+            steps=int(steps[row]),
+            seconds=(0.0, 0.0, 0.0),
+            bytes=(0, 0),
+            done=float(invitation.done[row]),
+            hold=invitation.hold,
+            again=invitation.again,
+            sent=invitation.keep is None,
+        )
+        for row, client in enumerate(invitation.ids.tolist())
+    ]

@@ -1,0 +1,121 @@
+"""A deployed run again, in virtual time: every job ends when and how it did, in the order in which the server learnt of
+it. What clients computed is computed here, so the model is the same up to rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from turnout.deploy.jobs import new_jobs
+from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
+from turnout.errors import UserError
+from turnout.observe.history import History
+from turnout.population.population import Population
+from turnout.run import Experiment
+from turnout.server.dispatch import FOREVER, Invitation
+from turnout.server.server import OnlineSet, Server
+from turnout.server.simulation import Simulation
+from turnout.server.stopping import Evaluation, Stopping
+from turnout.server.updates import ARRIVED, CANCELLED, Job, Updates
+
+Columns = dict[str, NDArray[Any]]
+Row = tuple[float, str, int]  # seconds, what, client: see `Timeline`
+
+
+class Replay(Simulation):
+    """`Simulation` over recorded arrivals: `jobs` and `timeline` as a run keeps them."""
+
+    def __init__(self, *args: Any, jobs: Columns, timeline: Iterable[Row], **options: Any) -> None:
+        super().__init__(*args, **options)
+        names = zip(jobs["client"].tolist(), jobs["job"].tolist(), strict=True)
+        ends = zip(np.rint(jobs["ended_at"] * self._ticks).astype(np.int64).tolist(), jobs["outcome"], strict=True)
+        self._ends: dict[tuple[int, int], tuple[int, str]] = {}
+        for name, end in zip(names, ends, strict=True):
+            self._ends.setdefault(name, end)  # a job that is used later has another row
+        rows = [(round(at * self._ticks), what, client) for at, what, client in timeline]
+        self._waits = iter([tick for tick, what, _ in rows if what == WAIT])
+        self._changes = [row for row in rows if row[1] != WAIT][::-1]
+        self._catch_up()
+        self.importance = self.population.importance_at(self.now)
+
+    def _catch_up(self) -> None:
+        """Who had come and gone by now."""
+        while self._changes and self._changes[-1][0] <= self._clock:
+            tick, what, client = self._changes.pop()
+            change(self.population, what, client, tick / self._ticks)
+
+    def online(self) -> OnlineSet:
+        self._catch_up()
+        return Live(self.population, self.version, self.now, self._busy)
+
+    def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
+        tick = next(self._waits, None)
+        if tick is None:
+            raise UserError("replay: the record ends before the run does; it is not of this configuration")
+        self._clock = tick
+        self._catch_up()
+        return super().wait(count, of, seconds)
+
+    def settle(self) -> None:
+        self._catch_up()
+        super().settle()
+
+    def push_seconds(self, copies: int, work: Any) -> float:
+        return 0.0
+
+    def _begin(self, invitation: Invitation) -> list[Job]:
+        jobs = new_jobs(invitation, self._clock, self.population.declared)
+        for job in jobs:
+            tick, outcome = self._ends.get(job.name, (FOREVER, ARRIVED))
+            if outcome == CANCELLED:  # by the algorithm, as it will be again
+                tick, outcome = FOREVER, ARRIVED
+            job.ends_at, job.outcome = tick, outcome
+            job.progress = 1.0 if outcome == ARRIVED else job.done
+        return jobs
+
+
+def as_recorded(population: Population) -> Population:
+    """The same clients, of whom nobody is there until the record says so."""
+    nobody = Connected(np.zeros(population.size, bool))
+    never: dict[str, Any] = {name: np.full(population.size, np.inf) for name in ("joined_at", "left_at")}
+    return replace(population, availability=nobody, **never)
+
+
+def difference(experiment: Experiment, folder: Path) -> dict[str, float]:
+    """Replay the run of a folder: the largest difference between a parameter of its model and the same one here."""
+    from safetensors.torch import load_file
+
+    history, timeline = History(folder), Timeline(folder / "arrivals")
+    assert history.jobs is not None
+    for table in (history.jobs, timeline.table):
+        assert table.folder is not None
+        table.segments = sorted(path.name for path in table.folder.glob("*.parquet"))
+    rounds = int(json.loads((folder / "result.json").read_text(encoding="utf-8"))["rounds"])
+    jobs = history.jobs.read()
+    server = replay(experiment, jobs, timeline.rows(), rounds)
+    recorded = server.task.from_state_dict(load_file(folder / "model.safetensors"))
+    largest = float((server.output - recorded.to(server.output)).abs().max())
+    return {"rounds": rounds, "jobs": len(jobs["job"]), "difference": largest}
+
+
+def replay(experiment: Experiment, jobs: Columns, timeline: Iterable[Row], rounds: int) -> Server:
+    """Carry out an experiment for so many rounds with recorded arrivals."""
+    server = Replay(
+        experiment.task,
+        as_recorded(experiment.population),
+        experiment.algorithm,
+        jobs=jobs,
+        timeline=timeline,
+        seed=experiment.seed,
+        plan=experiment.plan,
+        stopping=Stopping(rounds),
+        evaluation=Evaluation(rounds=None, clients=1),
+        privacy=experiment.privacy,
+    )
+    return server.run()

@@ -1,0 +1,66 @@
+"""The server's side as a Flower `ServerApp`: it builds the experiment from the server's folder and carries it out over
+the Grid. A run that was interrupted goes on from its checkpoint."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from turnout.deploy import shard
+from turnout.deploy.enrol import Enrolment
+from turnout.deploy.presence import Timeline
+from turnout.deploy.server import Deployment
+from turnout.deploy.settings import Deploy
+from turnout.errors import UserError
+from turnout.files import write_text
+from turnout.run import execute
+
+FOLDER, RUN = "folder", "run"  # of the run's configuration
+MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
+
+app = ServerApp()
+
+
+def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
+    """Carry out the experiment of a server's folder; the record goes to `run`. `options` are those of `Deployment`."""
+    from turnout import config
+
+    enrolment = Enrolment(folder / "clients.toml")
+    settings = config.read(str(folder / "config.toml"))
+    sizes = [client.samples for client in enrolment.clients]
+    importance = settings.get("clients", {}).get("importance", "samples")
+    known = shard.read_outline(
+        folder / "outline.safetensors",
+        sizes,
+        importance=importance,
+        seed=settings["run"]["seed"],
+        **enrolment.columns(),
+    )
+    experiment, running, _ = config.build(settings, known=known)
+    deploy = Deploy(**settings.get("deploy", {}))
+    if deploy.evaluate == "server" and experiment.population.central is None:
+        raise UserError("deploy.evaluate: server, but it has no central test set; let the clients evaluate")
+    execute(
+        experiment,
+        run,
+        checkpoint_every=running.checkpoint_every,
+        resume=(run / "plan.json").exists(),
+        configuration=(folder / "config.toml").read_text(encoding="utf-8"),
+        simulation=partial(
+            Deployment, grid=grid, enrolment=enrolment, settings=deploy, timeline=Timeline(run / "arrivals"), **options
+        ),
+    )
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    folder, run = Path(str(context.run_config[FOLDER])), Path(str(context.run_config[RUN]))
+    try:
+        serve(grid, folder, run)
+    except UserError as error:
+        write_text(folder / MISTAKE, str(error))
+        raise

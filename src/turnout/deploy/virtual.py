@@ -1,0 +1,248 @@
+"""A Flower app's clients in virtual time, under an algorithm of Turnout.
+
+A job is one call of the ClientApp with a `train` message: the arrays it received, as one vector, are the model, and
+
+    delta = arrays of the reply - arrays received
+
+What clients compute is up to the app. Devices, links, availability and crashes decide when a reply is there; only then
+is the app called, so that the state it keeps in its context is that of the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from turnout import random
+from turnout.algorithms.algorithm import Algorithm
+from turnout.cohort.evaluate import Evaluator
+from turnout.datasets.dataset import Dataset
+from turnout.deploy.app import Arrays, Clients, examples, metrics, model_in, why
+from turnout.deploy.opening import Opening
+from turnout.deploy.screen import RejectedError, Rejection
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD, Named
+from turnout.population.population import Population
+from turnout.random import IntArray
+from turnout.server.server import Among, ByClient, ModelChoice
+from turnout.server.simulation import Simulation
+from turnout.server.state import Facts, nest, unnest
+from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
+from turnout.task import Task
+
+
+class AppTask(Task):
+    """A model that only its app can call: arrays with names."""
+
+    layout: Arrays
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self.module, self.layout = nn.Module(), Arrays(record)
+        self.initial = self.layout.vector(record)
+
+    def activations(self, sample: Tensor, target: Tensor) -> int:
+        return 0
+
+    def state_dict(self, params: Tensor) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(np.array(values)) for name, values in self.layout.values(params)}
+
+
+@dataclass(frozen=True)
+class AppWork(LocalSGD):
+    """Whatever the ClientApp does. `epochs`, `steps` and `batch_size` say how much that is, for devices that are so
+    fast a step or a sample; the app itself is not told."""
+
+    lr: float = 0.0
+
+
+def enrol(clients: Clients, opening: Opening, seed: int) -> IntArray:
+    """`[N]` how many samples each client trains on. Only a reply says so: everybody trains once, for nothing."""
+    counts = []
+    for client in range(clients.count):
+        message = opening.message(MessageType.TRAIN, client, opening.arrays, 1)
+        try:
+            reply, _ = clients.answer(client, message, int(random.key(seed, "flower enrolment", client)))
+            counts.append(examples(reply.content))
+        except Exception as error:
+            reason = str(error) if isinstance(error, RejectedError) else why(error)
+            raise UserError(
+                f"flower.app: client {client} does not say how many samples it has ({reason}); "
+                "clients.importance=equal does not ask"
+            ) from error
+    return np.array(counts, np.int64)
+
+
+def samples_of(counts: IntArray) -> Dataset:
+    """What the server knows of the clients' data: how much everybody has."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return Dataset("app", torch.zeros(len(owner), 0), torch.zeros(len(owner)), None, groups=owner)
+
+
+def _not_for_apps(algorithm: Algorithm) -> UserError:
+    return UserError(
+        f"algorithm.name: {type(algorithm).__name__} tells clients what to compute, and that is the business of a "
+        "Flower app; take one that only uses what clients return, as fedavg or fedbuff"
+    )
+
+
+class AppSimulation(Simulation):
+    """`Simulation` whose clients are those of a Flower app."""
+
+    def __init__(
+        self,
+        people: Clients,
+        opening: Opening,
+        task: AppTask,
+        population: Population,
+        algorithm: Algorithm,
+        **options: Any,
+    ) -> None:
+        self.people, self.opening, self.arrays = people, opening, task.layout
+        if type(algorithm).trained_task is not Algorithm.trained_task:
+            raise _not_for_apps(algorithm)
+        super().__init__(task, population, algorithm, **options)
+        if self.population.size != people.count:
+            raise _not_for_apps(algorithm)
+        self._sent: tuple[Tensor, ArrayRecord] | None = None  # the model last sent, as a record
+        self._reported: list[tuple[int, dict[str, float]]] = []  # in this round: samples, and what was said of them
+        self._evaluated: dict[str, ByClient] = {}  # the last time
+
+    # -- training ---------------------------------------------------------------------------------------------
+
+    def invite(
+        self,
+        clients: ArrayLike,
+        work: LocalSGD,
+        model: ModelChoice = None,
+        *,
+        hold: bool = False,
+        again: bool = False,
+        among: Among | None = None,
+    ) -> None:
+        own = any(isinstance(value, np.ndarray) for value in vars(work).values())
+        if not isinstance(work, AppWork) or own or work.report or work.transform or among is not None:
+            raise _not_for_apps(self.algorithm)
+        super().invite(clients, work, model, hold=hold, again=again)
+
+    def _finish(self, job: Job) -> None:
+        if job.outcome == ARRIVED:
+            self._carry_out(job)
+        super()._finish(job)
+
+    def _carry_out(self, job: Job) -> None:
+        """Call the app for a job that has come to its end."""
+        message = self.opening.message(MessageType.TRAIN, job.client, self._record_of(job.received), job.version + 1)
+        content = self._answer(job, message)
+        if content is None:
+            return
+        try:
+            record = model_in(content)
+            if record is None:
+                raise RejectedError(Rejection.MISSING_ARRAY)
+            returned, count = self.arrays.vector(record).to(job.received), examples(content)
+        except RejectedError as error:
+            self._reject(job, error)
+            return
+        job.samples = count
+        job.result = {"delta": (returned - job.received)[None]}, 0
+        if self.algorithm.clients_keep == "models":
+            job.local = {"params": returned[None]}, 0
+        self._reported.append((count, metrics(content)))
+
+    def _answer(self, job: Job, message: Message, purpose: str = "flower app") -> RecordDict | None:
+        """What the client says, or nothing where it fails; what it keeps is then its own."""
+        key = int(random.key(self.seed, purpose, job.client, job.batches))
+        try:
+            reply, state = self.people.answer(job.client, message, key)
+        except RejectedError as error:
+            self._reject(job, error)
+        except Exception as error:
+            job.outcome = CRASHED
+            self.log("client_error", client=job.client, job=job.number, why=why(error))
+        else:
+            self.people.keep(job.client, state)
+            return reply.content
+        return None
+
+    def _reject(self, job: Job, error: RejectedError) -> None:
+        job.outcome = REJECTED
+        self.log("rejected_reply", client=job.client, job=job.number, why=str(error))
+
+    def _record_of(self, model: Tensor) -> ArrayRecord:
+        """Serialised once, however many receive it."""
+        if self._sent is None or self._sent[0] is not model:
+            self._sent = model, self.arrays.record(model)
+        return self._sent[1]
+
+    def settle(self) -> None:
+        super().settle()
+        for name in {name: None for _, said in self._reported for name in said}:
+            pairs = [(count, said[name]) for count, said in self._reported if name in said]
+            weights, values = zip(*pairs, strict=True)
+            self.note(**{f"reported_{name}": float(np.average(values, weights=weights))})
+        self._reported = []
+
+    # -- evaluation -------------------------------------------------------------------------------------------
+
+    @property
+    def panel(self) -> IntArray:
+        """Who is asked to evaluate."""
+        size, asked = self.population.size, self.evaluation.clients
+        if asked is None or asked >= size:
+            return self.population.ids
+        return np.sort(random.subset(random.key(self.seed, "panel"), asked, size))
+
+    def _prepare_evaluation(self) -> dict[str, Evaluator]:
+        return {}
+
+    def client_measures(self, model: Tensor) -> dict[str, ByClient]:
+        """The app's own `evaluate` at every client of the panel; takes no time and leaves nothing behind."""
+        said: dict[int, dict[str, float]] = {}
+        tested, failed = np.zeros(len(self.panel), np.int64), []
+        for row, client in enumerate(self.panel.tolist()):
+            message = self.opening.message(MessageType.EVALUATE, client, self._record_of(model), self.version)
+            key = int(random.key(self.seed, "flower evaluation", client, self.version))
+            try:
+                reply, _ = self.people.answer(client, message, key)
+                tested[row], said[row] = examples(reply.content), metrics(reply.content)
+            except Exception as error:
+                tested[row] = 0
+                failed.append(str(error) if isinstance(error, RejectedError) else why(error))
+        if failed:
+            self.log("evaluation_failed", clients=len(failed), why=failed[0])
+        return self._measured(said, tested)
+
+    def _measured(self, said: dict[int, dict[str, float]], tested: IntArray) -> dict[str, ByClient]:
+        """Of the clients that have evaluated; a measure is one that all of them know."""
+        names = set.intersection(*(set(row) for row in said.values())) if said else set[str]()
+        values = {name: np.full(len(tested), np.nan) for name in sorted(names)}
+        for row, measures in said.items():
+            for name in names:
+                values[name][row] = measures[name]
+        self._evaluated = {"test": (self.panel, values, tested)} if said else {}
+        return self._evaluated
+
+    def clients(self) -> dict[str, NDArray[Any]]:
+        """As they were last evaluated."""
+        unseen = ~self.population.joined(self.panel, self.now)
+        table: dict[str, NDArray[Any]] = {"client": self.panel, "unseen": unseen}
+        for split, (_, measures, counts) in self._evaluated.items():
+            table |= {f"{split}_{name}": values for name, values in measures.items()}
+            table[f"{split}_samples"] = counts
+        return table
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def save(self) -> tuple[Facts, Named]:
+        facts, tensors = super().save()
+        return facts, tensors | nest("flower", self.people.save())
+
+    def load(self, facts: Facts, tensors: Named) -> None:
+        super().load(facts, tensors)
+        self.people.load(unnest("flower", tensors))

@@ -1,0 +1,392 @@
+"""A whole Flower app in virtual time: its ServerApp leads, over a `Grid` whose seconds are those of the simulation.
+
+Messages to clients are jobs: devices, links, availability and crashes decide when each reply arrives or fails. A client
+works on one message after the other. A round ends when the app sends a model to train with after replies have been
+handed to it; what it made of them is its own affair, so the audit counts who was used, not with which weight.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore.run import Run
+from torch import Tensor
+
+from turnout.algorithms.algorithm import Algorithm
+from turnout.deploy.app import RUN_ID, examples, metrics, model_in, numbers_in, seeded, why
+from turnout.deploy.opening import Ended, quiet, server_key, sleeping
+from turnout.deploy.screen import RejectedError, Rejection
+from turnout.deploy.virtual import AppSimulation, AppWork
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD
+from turnout.random import IntArray
+from turnout.server.dispatch import FOREVER
+from turnout.server.server import ByClient, OnlineSet, Server
+from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
+from turnout.task import Task
+
+_POLL = 1.0  # seconds that asking in vain takes at most
+_MOST_SLEEPS = 10_000  # in a row while nobody is at work
+_CODES = {CRASHED: ErrorCode.CLIENT_APP_CRASHED, REJECTED: ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+
+
+@dataclass(frozen=True)
+class AppQuestion(AppWork):
+    """A message that asks for no model back: to evaluate, or a query. It takes as long as a pass over the samples."""
+
+    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+@dataclass
+class ServerAppLeads(Algorithm):
+    """The app's own ServerApp, with whatever strategy it has."""
+
+    local: LocalSGD = field(default_factory=AppWork)
+
+    def run(self, server: Server) -> None:
+        assert isinstance(server, GridSimulation)
+        app, rounds = server.people.app, server.rounds()
+        if next(rounds, None) is None:
+            return
+        grid = server.grid = VirtualGrid(server, rounds, self.local)
+        try:
+            with quiet(), seeded(server_key(server.seed)), torch.enable_grad(), grid.in_charge():
+                app.server(grid, app.context(0))
+        except Ended:
+            return
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"flower.app: its ServerApp fails ({why(error)})") from error
+        grid.end()
+
+
+class GridSimulation(AppSimulation):
+    """`Simulation` whose jobs are messages of a ServerApp."""
+
+    grid: VirtualGrid
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.checkpoints is not None:  # what a ServerApp holds cannot be saved: it is begun again
+            self.checkpoints.every = FOREVER
+
+    def advance(self, until: int) -> bool:
+        """Let the next thing happen; where nothing does by that tick, it is then."""
+        if self._due(until):
+            self._next_event()
+            return True
+        self._clock = max(self._clock, until)
+        return False
+
+    @property
+    def ticks(self) -> int:
+        return self._clock
+
+    def ticks_of(self, seconds: float) -> int:
+        return round(seconds * self._ticks)
+
+    def at_work(self, client: int) -> Job | None:
+        return self._in_flight.get(client)
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight
+
+    def _finish(self, job: Job) -> None:
+        super()._finish(job)
+        self._take(self._inbox, None, None)
+        self._take(self._failures, None, None)
+        self.grid.deliver(job)
+
+    def _carry_out(self, job: Job) -> None:
+        purpose = "flower question" if isinstance(job.work, AppQuestion) else "flower app"
+        content = self._answer(job, self.grid.message_of(job), purpose)
+        if content is None:
+            return
+        try:
+            self._look_at(job, content)
+        except RejectedError as error:
+            self._reject(job, error)
+        else:
+            self.grid.contents[job.name] = content
+
+    def _look_at(self, job: Job, content: RecordDict) -> None:
+        """Nothing that is not finite gets through; what else a reply must hold the app itself knows."""
+        for record in content.array_records.values():
+            for array in record.values():
+                values = numbers_in(array)
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    raise RejectedError(Rejection.NOT_FINITE)
+        if not isinstance(job.work, AppQuestion):
+            try:
+                job.samples = examples(content)
+            except RejectedError:
+                return  # the app may weigh by something else
+            self._reported.append((job.samples, metrics(content)))
+
+    def client_measures(self, model: Tensor) -> dict[str, ByClient]:
+        """What clients have said in this round when the app asked them to evaluate."""
+        said, tested = {}, np.zeros(len(self.panel), np.int64)
+        for client, content in self.grid.evaluated.items() if self.begun else ():
+            try:
+                tested[client], said[client] = examples(content), metrics(content)
+            except RejectedError:
+                tested[client] = 0
+        return self._measured(said, tested) if said else {}
+
+    @property
+    def panel(self) -> IntArray:
+        return self.population.ids
+
+    def publish_made_of(self, model: Tensor, jobs: list[Job]) -> None:
+        """The app has made a new model of these jobs."""
+        used = [job for job in jobs if job.outcome == ARRIVED and not isinstance(job.work, AppQuestion)]
+        if not used:
+            self.log("empty_round")
+        self.publish(model, self._updates(used), None)
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.startswith(MessageType.TRAIN)
+
+
+class VirtualGrid(Grid):
+    """Flower's `Grid` over simulated clients; client ids are node ids."""
+
+    def __init__(self, server: GridSimulation, rounds: Iterator[int], local: LocalSGD) -> None:
+        self.server, self.rounds, self.local = server, rounds, local
+        self.question = AppQuestion(batch_size=local.batch_size)
+        self.contents: dict[tuple[int, int], RecordDict] = {}  # replies by job, until they are delivered
+        self.evaluated: dict[int, RecordDict] = {}  # replies by client, in this round
+        self.last: ArrayRecord | None = None  # what a strategy ended with
+        self._run = Run.create_empty(RUN_ID)
+        self._messages: dict[str, Message] = {}  # that no client has done with
+        self._expires: dict[str, int] = {}  # ticks, of those that a reply is awaited to
+        self._jobs: dict[tuple[int, int], str] = {}  # which message a job works on
+        self._given_up: set[str] = set()  # whose replies come too late for anybody
+        self._begun: dict[tuple[int, bool], int] = {}  # which of a client's trainings, or questions, was the last
+        self._waiting: dict[int, deque[str]] = {}  # behind the job of a client
+        self._replies: dict[str, tuple[Message, Job | None]] = {}  # in order of arrival
+        self._handed: list[Job] | None = None  # since the last version
+        self._published = False  # in this round
+        self._pushed = self._sleeps = 0
+
+    # -- what an app sees -------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Who is online; after replies have been handed over, in the round that begins with the next model."""
+        server = self.server
+        version = server.version + (self._handed is not None and not self._published)
+        return [int(client) for client in OnlineSet(server.population, version, server.now).ids]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            if not 0 <= message.metadata.dst_node_id < self.server.population.size:
+                raise ValueError(f"there is no node {message.metadata.dst_node_id}")
+        if not messages:
+            return []
+        self._sleeps = 0
+        self._note_model(messages[0])
+        ids = [self._register(message) for message in messages]
+        self._start(ids)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = set(message_ids)
+        self._expire()
+        if ids and not ids & self._replies.keys():
+            if ids & self._expires.keys():
+                self.server.advance(self.server.ticks + self.server.ticks_of(_POLL))
+                self._expire()
+            else:
+                self.sleep(_POLL)
+        return self._hand(ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        ids = set(self.push_messages(messages))
+        close = None if timeout is None else self.server.ticks + self.server.ticks_of(timeout)
+        while missing := ids - self._replies.keys():
+            limit = min(self._expires[name] for name in missing)
+            limit = limit if close is None else min(limit, close)
+            if not self.server.advance(limit):
+                self._expire()
+                if limit == close:
+                    self._given_up |= ids - self._replies.keys()
+                    break
+        return self._hand(ids)
+
+    def sleep(self, seconds: float) -> None:
+        """The app sleeps. Where clients come and go by rounds, one in which nobody is at work is over then."""
+        server, end = self.server, self.server.ticks + self.server.ticks_of(seconds)
+        self._sleeps += server.idle
+        if self._sleeps > _MOST_SLEEPS:
+            raise UserError("flower.app: its ServerApp waits for more nodes than ever are online at once")
+        while server.advance(end):
+            pass
+        if server.idle and server.population.availability.clock == "round" and self._handed is None:
+            server.publish_made_of(server.model, [])
+            self._next_round()
+
+    @contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """While the ServerApp runs: its sleep is virtual, and its strategy's last model is remembered."""
+        start, real_sleep, thread = Strategy.start, time.sleep, threading.get_ident()
+
+        def started(strategy: Strategy, *args: Any, **options: Any) -> Any:
+            result = start(strategy, *args, **options)
+            self.last = result.arrays
+            return result
+
+        def sleep(seconds: float) -> None:
+            own = threading.get_ident() == thread and not self.server.people.working
+            (self.sleep if own else real_sleep)(seconds)
+
+        Strategy.start = started  # type: ignore[method-assign,assignment]
+        try:
+            with sleeping(sleep):
+                yield
+        finally:
+            Strategy.start = start  # type: ignore[method-assign]
+
+    # -- messages and jobs ------------------------------------------------------------------------------------
+
+    def _register(self, message: Message) -> str:
+        name = str(self._pushed)
+        self._pushed += 1
+        message.metadata.__dict__["_message_id"] = name
+        self._messages[name] = message
+        self._expires[name] = self.server.ticks + self.server.ticks_of(message.metadata.ttl)
+        return name
+
+    def _start(self, names: list[str]) -> None:
+        """Begin jobs at clients that are free; the others get their message later. One that nothing will ever be heard
+        of again is given up."""
+        groups: dict[tuple[int, bool], tuple[Tensor | None, LocalSGD, dict[int, str]]] = {}
+        taken: set[int] = set()
+        for name in names:
+            message = self._messages[name]
+            client = message.metadata.dst_node_id
+            job = self.server.at_work(client)
+            if job is not None and not job.heard:
+                self.server.cancel([client])
+                del self._jobs[job.name]
+            record, trains = model_in(message.content), _trains(message)
+            if client in taken or self.server.at_work(client):
+                self._waiting.setdefault(client, deque()).append(name)
+                continue
+            taken.add(client)
+            if (id(record), trains) not in groups:
+                groups[id(record), trains] = self._vector(record), self.local if trains else self.question, {}
+            groups[id(record), trains][2][client] = name
+        for vector, work, started in groups.values():
+            same = vector is None or torch.equal(vector, self.server.model)
+            self.server.invite(np.array(list(started), np.int64), work, None if same else vector)
+            for client, name in started.items():
+                job = self.server.at_work(client)
+                assert job is not None
+                self._jobs[job.name] = name
+                kind = client, work is self.local
+                job.batches = self._begun[kind] = self._begun.get(kind, -1) + 1  # evaluating changes no training
+
+    def _vector(self, record: ArrayRecord | None) -> Tensor | None:
+        """The model in a message, where it is one."""
+        try:
+            return None if record is None else self.server.arrays.vector(record).to(self.server.model)
+        except RejectedError:
+            return None
+
+    def message_of(self, job: Job) -> Message:
+        return self._messages[self._jobs[job.name]]
+
+    def deliver(self, job: Job) -> None:
+        """A job has ended: its reply is there, and its client goes on with the next message that is not too old."""
+        name, content = self._jobs.pop(job.name), self.contents.pop(job.name, None)
+        message = self._messages.pop(name)
+        if self._expires.pop(name, None) is not None and name not in self._given_up:
+            code = _CODES.get(job.outcome, ErrorCode.NODE_UNAVAILABLE)
+            reply = Error(code, job.outcome) if content is None else content
+            self._replies[name] = Message(reply, reply_to=message), job
+        waiting = self._waiting.get(job.client, deque())
+        while waiting:
+            if (name := waiting.popleft()) in self._expires:
+                self._start([name])
+                break
+            del self._messages[name]
+
+    def _expire(self) -> None:
+        expired = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+        for name in [name for name, tick in self._expires.items() if tick <= self.server.ticks]:
+            del self._expires[name]
+            if name not in self._given_up:
+                self._replies[name] = Message(expired, reply_to=self._messages[name]), None
+
+    def _hand(self, ids: set[str]) -> list[Message]:
+        """Give the app the replies that are there."""
+        handed = [(name, *self._replies[name]) for name in self._replies if name in ids]
+        for name, reply, job in handed:
+            del self._replies[name]
+            if _trains(reply):
+                self._handed = self._handed or []
+                self._handed += [] if job is None else [job]
+            elif reply.metadata.message_type.startswith(MessageType.EVALUATE) and reply.has_content():
+                self.evaluated[reply.metadata.src_node_id] = reply.content
+        return [reply for _, reply, _ in handed]
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    def _note_model(self, message: Message) -> None:
+        """A message shows what the app has made of the replies."""
+        vector = self._vector(model_in(message.content))
+        if vector is not None and self._pushed == 0:
+            self.server.model = vector
+        if vector is not None and self._handed is not None and not self._published:
+            self._publish(vector)
+        if _trains(message) and self._published:
+            self._next_round()
+
+    def _publish(self, vector: Tensor) -> None:
+        self.server.publish_made_of(vector, self._handed or [])
+        self._handed, self._published = None, True
+
+    def _next_round(self) -> None:
+        if next(self.rounds, None) is None:
+            raise Ended
+        self.evaluated, self._published, self._handed = {}, False, None
+
+    def end(self) -> None:
+        """The ServerApp has come to its end."""
+        server = self.server
+        if self._handed is not None and not self._published:
+            last = self._vector(self.last)
+            if last is None:
+                server.log("unknown_model", why="the app ended without showing what it made of the last replies")
+            self._publish(server.model if last is None else last)
+        server.stopped = server.stopped or "the app has ended"
+        next(self.rounds, None)

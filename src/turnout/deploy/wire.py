@@ -1,0 +1,129 @@
+"""A job as a Flower message, and back: numbers, strings and arrays of a known shape. No pickle.
+
+What a client computes follows from what it is asked, so a question has a name: the digest of all that decides its
+answer. A client that is asked the same again gives the same answer, and its state after a job is found by that name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import blake2b
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from turnout.errors import UserError
+from turnout.local.sgd import LocalSGD, Named
+from turnout.server.state import known_works
+
+ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
+NEEDS_MODEL, NEEDS_STATE = "model", "state"  # what a client may say that it does not have
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """Names the numbers of tensors."""
+    digest = blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client is asked to do: everything that decides its answer, and what to remember of it."""
+
+    client: int
+    number: int  # of its jobs
+    version: int
+    key: int  # its randomness
+    work: LocalSGD
+    options: dict[str, float]  # its own numbers for the work
+    model: str  # fingerprint of the one it starts from
+    state: str  # the question after which its state was what it goes on from; empty: it has none
+    memory: int  # how many answers may still be asked for again
+    goes_on: bool  # whether it may go on from the model it ends with
+
+    @cached_property
+    def name(self) -> str:
+        """The digest of what decides the answer; the same question may be asked under two job numbers."""
+        kind, values, tensors = _work_parts(self.work)
+        decisive = [self.client, self.version, self.key, kind, values, self.options, self.model, self.state]
+        text = json.dumps([*decisive, sorted(tensors)], sort_keys=True)
+        return blake2b(text.encode() + fingerprint(*_in_order(tensors)).encode(), digest_size=16).hexdigest()
+
+
+def _in_order(tensors: Named) -> list[Tensor]:
+    return [tensors[name] for name in sorted(tensors)]
+
+
+def _work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
+    """Its class by name, its numbers and words, its tensors."""
+    values = {part.name: getattr(work, part.name) for part in fields(work)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in values.items() if name not in tensors}
+    return f"{type(work).__module__}.{type(work).__qualname__}", plain, tensors
+
+
+def pack(request: Request, model: Array | None) -> RecordDict:
+    """The question as a message; without a model the client has it already."""
+    kind, values, tensors = _work_parts(request.work)
+    text = json.dumps({"kind": kind, "values": values, "options": request.options})
+    names = ("client", "number", "version", "key", "model", "state", "memory", "goes_on")
+    asked = ConfigRecord({"work": text} | {name: getattr(request, name) for name in names})
+    arrays = {f"work/{name}": encode(value) for name, value in tensors.items()}
+    return RecordDict({ASK: asked, MODEL: ArrayRecord(arrays | ({} if model is None else {"model": model}))})
+
+
+def unpack(record: RecordDict, device: str) -> tuple[Request, Tensor | None]:
+    """The inverse of `pack`, at the client: it trusts the server with all but code."""
+    asked: dict[str, Any] = dict(record.config_records[ASK])
+    arrays = record.array_records[MODEL]
+    text = json.loads(asked.pop("work"))
+    known = known_works()
+    if text["kind"] not in known:
+        raise UserError(
+            f"deploy: {text['kind']} is asked for, which this client does not know; install the same Turnout"
+        )
+    tensors = {name: torch.from_numpy(array.numpy()).to(device) for name, array in arrays.items()}
+    values = text["values"] | {name.removeprefix("work/"): t for name, t in tensors.items() if name != "model"}
+    work = object.__new__(known[text["kind"]]).bind(values)
+    return Request(**asked, work=work, options=text["options"]), tensors.get("model")
+
+
+@dataclass(frozen=True)
+class Question:
+    """How well does a model do on a client's samples?"""
+
+    version: int
+    state: str  # as in `Request`
+
+
+def pack_question(question: Question, model: Array) -> RecordDict:
+    asked = ConfigRecord({"version": question.version, "state": question.state})
+    return RecordDict({ASK: asked, MODEL: ArrayRecord({"model": model})})
+
+
+def unpack_question(record: RecordDict, device: str) -> tuple[Question, Tensor]:
+    asked: dict[str, Any] = dict(record.config_records[ASK])
+    return Question(**asked), torch.from_numpy(record.array_records[MODEL]["model"].numpy()).to(device)
+
+
+def encode(tensor: Tensor) -> Array:
+    return Array(tensor.detach().cpu().contiguous().numpy())
+
+
+def decode(array: Array) -> tuple[tuple[int, ...], np.dtype[Any], bytes]:
+    """Shape, type and bytes as the array's own header says; nothing larger than what has arrived is ever made."""
+    buffer = BytesIO(array.data)
+    if np.lib.format.read_magic(buffer) != (1, 0):
+        raise ValueError("not an array of the first format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
+    if fortran and len(shape) > 1:
+        raise ValueError("columns before rows")
+    return shape, dtype, buffer.read()

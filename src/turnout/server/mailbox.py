@@ -1,0 +1,381 @@
+"""Jobs and their updates on the way: what a server keeps of them, whether clients are simulated or real.
+
+Every job ends with an event at a tick of the clock. `Mailbox` waits for events and keeps who is at work, what has
+arrived, what has failed and what clients hold or go on from. A subclass says how a job begins (`_begin`), whether
+anything happens by a tick (`_due`), and where results come from (`_train`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout.errors import UserError
+from turnout.local import transforms
+from turnout.local.sgd import LocalSGD, Named
+from turnout.observe.observer import Observer
+from turnout.server import privacy
+from turnout.server.dispatch import FOREVER, Invitation
+from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
+from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
+from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+NOT_KNOWN = -1  # the end of a job of which nothing has been heard
+
+
+class Mailbox(Server):
+    """`Server` with jobs in flight, an inbox and a queue of events."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ticks = self.population.ticks_per_second
+        self._hides = privacy.hides(self)
+        self._clock = 0  # ticks
+        self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
+        self._in_flight: dict[int, Job] = {}  # by client
+        self._heard = self._standing = 0  # of those in flight: who will be heard of, who has a standing invitation
+        self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
+        self._inbox: list[Job] = []  # arrived, in order
+        self._failures: list[Job] = []  # learnt, not yet told
+        self._held: dict[int, Job] = {}  # finished, vectors still with the client
+        self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
+        self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
+        self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
+        self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
+
+    # -- what a subclass knows --------------------------------------------------------------------------------
+
+    def _begin(self, invitation: Invitation) -> list[Job]:
+        """The jobs that begin with an invitation."""
+        raise NotImplementedError
+
+    def _due(self, close: int | None) -> bool:
+        """Whether an event comes by that tick (None: ever); it is then the first of the queue."""
+        raise NotImplementedError
+
+    def _train(self, needed: Sequence[Job]) -> None:
+        """Make the results of these jobs known."""
+        raise NotImplementedError
+
+    def _delivered(self, job: Job) -> None:
+        """An update has just arrived."""
+
+    def _stop(self, job: Job) -> bool:
+        """Cut a job short: what it has cost so far. Whether its client was still at work."""
+        raise NotImplementedError
+
+    # -- inviting ---------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._clock / self._ticks
+
+    def online(self) -> OnlineSet:
+        return OnlineSet(self.population, self.version, self.now, self._busy)
+
+    def invite(
+        self,
+        clients: ArrayLike,
+        work: LocalSGD,
+        model: ModelChoice = None,
+        *,
+        hold: bool = False,
+        again: bool = False,
+        among: Among | None = None,
+    ) -> None:
+        ids = np.atleast_1d(np.asarray(clients, np.int64))
+        if not len(ids):
+            return
+        self._check_invited(ids)
+        if work.transform:
+            self._check_transform(work, among)
+        if self._hides:
+            privacy.check_alone(work, self.task)
+        work, options = _split(work, len(ids))
+        jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
+        self._busy[ids] = True
+        for job in jobs:
+            self._enter_flight(job)
+        self._tally["invited"] += len(jobs)
+        for observer in self.observers:
+            observer.on_invite(self, jobs)
+
+    def _check_invited(self, ids: IntArray) -> None:
+        if ids.min() < 0 or ids.max() >= self.population.size:
+            raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
+        if len(ids) > 1 and len(np.unique(ids)) < len(ids):
+            raise UserError("invite: a client is named twice; a client works on one job at a time")
+        busy = ids[self._busy[ids]]
+        if len(busy):
+            raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
+
+    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+        transforms.check(work, self.task)
+        if among is not None:
+            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+        if self.algorithm.clients_keep == "models":
+            raise UserError(
+                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "longer know"
+            )
+
+    def _invitation(
+        self,
+        ids: IntArray,
+        work: LocalSGD,
+        options: dict[str, FloatArray],
+        model: ModelChoice,
+        hold: bool,
+        again: bool,
+        among: Among | None,
+    ) -> Invitation:
+        numbers = self._numbers[ids]
+        self._numbers[ids] += 1
+        received, versions, batches, done = self._received(ids, numbers, model)
+        keep = model if isinstance(model, Keep) else None
+        return Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among)
+
+    def _received(
+        self, ids: IntArray, numbers: IntArray, model: ModelChoice
+    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+        """What each job starts from: model, version, the key of its batches, and the share of it already done."""
+        none_done = np.zeros(len(ids))
+        if isinstance(model, Keep):
+            if not model.current:
+                return self._continued(ids, numbers)
+            model = None
+        if isinstance(model, tuple):
+            rows, group = model[0], np.asarray(model[1], np.int64)
+            if rows.ndim != 2 or rows.shape[1] != len(self.model) or group.shape != ids.shape:
+                raise UserError("invite: model=([G, P], group) needs G models of the task's size and a group a client")
+            used, place = np.unique(group, return_inverse=True)
+            copies = rows[torch.as_tensor(used, device=rows.device)].unbind()
+            return [copies[i] for i in place.tolist()], [self.version] * len(ids), numbers, none_done
+        vector = self.model if model is None else model
+        if vector.shape != self.model.shape:
+            raise UserError(f"invite: a model of shape {tuple(self.model.shape)} is needed, not {tuple(vector.shape)}")
+        sent = vector if model is None else vector.clone()  # the caller may go on changing its own
+        return [sent] * len(ids), [self.version] * len(ids), numbers, none_done
+
+    def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
+        return np.array([client in self._kept for client in np.asarray(clients, np.int64).tolist()], bool)
+
+    def _continued(
+        self, ids: IntArray, numbers: IntArray
+    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+        if self.algorithm.clients_keep == "nothing":
+            raise UserError("invite: KEEP needs an algorithm that declares clients_keep, unfinished or models")
+        missing = ids[~self.keeps(ids)]
+        if len(missing):
+            raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
+        last = [self._kept[client] for client in ids.tolist()]
+        self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
+        models, batches, done = [], numbers.copy(), np.zeros(len(ids))
+        for i, job in enumerate(last):
+            if job.outcome == ARRIVED:
+                assert job.local is not None
+                models.append(job.local[0]["params"][job.local[1]])
+            else:  # an interrupted job goes on where it stopped
+                models.append(job.received)
+                batches[i], done[i] = job.batches, job.progress
+        return models, [job.version for job in last], batches, done
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
+        wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
+        if seconds is not None and not seconds >= 0:
+            raise UserError(f"wait: {seconds} seconds; it must be at least 0")
+        limited = seconds is not None and seconds * self._ticks < FOREVER
+        close = self._clock + round(seconds * self._ticks) if limited and seconds is not None else None
+        timer = count is None and limited
+        if wanted is None:
+            ready, expected, alive, standing = len(self._inbox), len(self._in_flight), self._heard, self._standing
+        else:
+            awaited = [self._in_flight[client] for client in wanted if client in self._in_flight]
+            ready = sum(job.client in wanted for job in self._inbox)
+            expected, alive = len(awaited), sum(job.heard for job in awaited)
+            standing = sum(job.again for job in awaited)
+        if count is None and not limited and standing:
+            raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
+        while count is None or ready < count:
+            for job in self._restart():
+                if wanted is None or job.client in wanted:
+                    expected, alive = expected + 1, alive + job.heard
+            if not timer and not expected:
+                break
+            if close is None and not alive:
+                raise UserError(
+                    f"wait: {expected} jobs will never be heard of again; "
+                    "set population.detection to oracle or heartbeat, or give the wait a time limit"
+                )
+            if not self._due(close):
+                assert close is not None
+                self._clock = max(self._clock, close)
+                break
+            ended = self._next_event()
+            if ended is not None and (wanted is None or ended.client in wanted):
+                ready += ended.outcome == ARRIVED
+                expected, alive = expected - 1, alive - 1
+        taken = self._take(self._inbox, wanted, count)
+        failed = self._take(self._failures, wanted, None)
+        for job in taken:
+            if job.hold:
+                self._held[job.client] = job
+        return self._updates(taken, Failures(failed))
+
+    @staticmethod
+    def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
+        """Remove the first `count` wanted jobs from the list."""
+        taken: list[Job] = []
+        left: list[Job] = []
+        for job in waiting:
+            fits = (wanted is None or job.client in wanted) and (count is None or len(taken) < count)
+            (taken if fits else left).append(job)
+        waiting[:] = left
+        return taken
+
+    def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
+        return Updates(list(jobs), self._train, self.version, self._ticks, self.model, failed)
+
+    def _next_event(self) -> Job | None:
+        """Advance to the next event; the job that ended, unless it was cancelled before."""
+        tick, client, number = heapq.heappop(self._events)
+        job = self._in_flight.get(client)
+        if job is None or job.number != number:  # cancelled meanwhile
+            return None
+        self._clock = max(self._clock, tick)
+        self._finish(job)
+        return job
+
+    def _finish(self, job: Job) -> None:
+        """A job has come to its end: into the inbox or among the failures with it."""
+        self._leave_flight(job)
+        success = job.outcome == ARRIVED
+        (self._inbox if success else self._failures).append(job)
+        if success:
+            self._delivered(job)
+        for observer in self._arrival_hooks:
+            observer.on_arrival(self, job)
+        if job.again and success:
+            self._restarting.append(job)
+
+    def _restart(self) -> list[Job]:
+        """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
+        what they brought, so that the last of a round receives the new model."""
+        restarted = []
+        while self._restarting:
+            job = self._restarting.pop(0)
+            work = job.work.bind({name: np.full(1, value) for name, value in job.options.items()})
+            self.invite([job.client], work, hold=job.hold, again=True)
+            restarted.append(self._in_flight[job.client])
+        return restarted
+
+    def _enter_flight(self, job: Job) -> None:
+        self._in_flight[job.client] = job
+        self._heard += job.heard
+        self._standing += job.again
+        if job.heard and job.ends_at != NOT_KNOWN:
+            heapq.heappush(self._events, (job.ends_at, job.client, job.number))
+
+    def _leave_flight(self, job: Job) -> None:
+        """A job is over: count it, and remember what its client has."""
+        del self._in_flight[job.client]
+        self._heard -= job.heard
+        self._standing -= job.again
+        self._busy[job.client] = False
+        kept = self.algorithm.clients_keep
+        if job.has_model and (kept == "models" or (kept == "unfinished" and job.outcome != ARRIVED)):
+            self._kept[job.client] = job
+        elif job.outcome == ARRIVED:
+            self._kept.pop(job.client, None)
+        self._end(job)
+
+    def cancel(self, clients: ArrayLike) -> Failures:
+        self._restart()
+        stopped: list[Job] = []
+        for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
+            self._held.pop(client, None)
+            job = self._in_flight.get(client)
+            if job is None:
+                continue
+            if self._stop(job):
+                stopped.append(job)
+            job.outcome, job.ends_at = CANCELLED, self._clock
+            job.result = job.state = job.local = None
+            self._leave_flight(job)
+        return Failures(stopped)
+
+    def settle(self) -> None:
+        self._restart()
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def save(self) -> tuple[Facts, Named]:
+        facts, tensors = super().save()
+        places = {
+            "in_flight": list(self._in_flight.values()),
+            "inbox": self._inbox,
+            "failures": self._failures,
+            "held": list(self._held.values()),
+            "kept": list(self._kept.values()),
+            "ended": self._ended,
+            "record": self._record.jobs,
+        }
+        every = {id(job): job for jobs in places.values() for job in jobs}
+        position = {name: number for number, name in enumerate(every)}
+        jobs, job_tensors = save_jobs(list(every.values()))
+        facts["clock"], facts["jobs"] = self._clock, jobs
+        facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
+        return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
+
+    def load(self, facts: Facts, tensors: Named) -> None:
+        self._clock = facts["clock"]
+        super().load(facts, tensors)
+        self._numbers = tensors["numbers"].numpy().copy()
+        every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
+        places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
+        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
+        self._record.jobs = places["record"]
+        self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
+        for job in places["in_flight"]:
+            self._enter_flight(job)
+        self._busy[list(self._in_flight)] = True
+        self._share_tensors(every)
+
+    def _share_tensors(self, jobs: list[Job]) -> None:
+        """What was one tensor before the checkpoint is one again: jobs are grouped by the tensors they share."""
+        known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
+        works = {id(job.work): job.work for job in jobs}
+        for work in works.values():
+            for part in fields(work):
+                value = getattr(work, part.name)
+                if isinstance(value, Tensor):
+                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
+                    object.__setattr__(work, part.name, twin)
+        for job in jobs:
+            if torch.equal(job.received, self.model):
+                job.received = self.model
+
+
+def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
+    """Separate the numbers that are the same for all from those given as arrays over the invited."""
+    options = {}
+    for name, value in vars(work).items():
+        if isinstance(value, np.ndarray):
+            if value.shape != (count,):
+                raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
+            options[name] = np.asarray(value, np.float64)
+    for name in ("batch_size", "batching"):
+        if name in options:
+            raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
+    return (work.bind(dict.fromkeys(options, 0)) if options else work), options

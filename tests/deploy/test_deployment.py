@@ -1,0 +1,87 @@
+"""Algorithms leave the simulator without a changed line: the same model as in the simulation where order is the same,
+and as in a replay where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_network import SECONDS, SIZES, World
+
+import support
+from turnout import Algorithm, CAFed, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
+from turnout.deploy.replay import replay
+
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "fedavg": lambda: FedAvg(support.local(), Full()),
+    "fedavg_deadline": lambda: FedAvg(support.local(), Full(), deadline=3.0),
+    "fedfix": lambda: FedFix(support.local(), window=1.4, weight_rule="measured"),
+    "fedbuff": lambda: FedBuff(support.local(), buffer_size=2, weight_rule="measured"),
+    "fedbuff_restart": lambda: FedBuff(support.local(lr_decay=0.9), buffer_size=3, mode="restart", weight_rule="naive"),
+    "safa": lambda: Safa(support.local(), fraction=0.5, lag_tolerance=2),
+    "cafed": lambda: FedAvg(support.local(), CAFed(estimator="beta")),
+    "scaffold": lambda: Scaffold(support.local(), Full()),
+    "transform": lambda: FedAvg(support.local(transform="top_k:0.2"), Full()),
+    "continuing": lambda: support.Continuing(support.local()),
+}
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_replay_gives_the_same_model(name: str, tmp_path: Path) -> None:
+    world = World(tmp_path, ALGORITHMS[name])
+    deployed = world.server().run()
+    assert deployed.version == 6
+    assert difference(deployed.model, deployed.task.initial) > 1e-2
+    again = replay(world.experiment(world.population), world.jobs(), deployed.timeline.rows(), 6)
+    assert difference(again.model, deployed.model) < 1e-6
+    assert again.now == deployed.now
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfix", "fedbuff", "safa", "scaffold", "transform"])
+def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
+    world = World(tmp_path, ALGORITHMS[name])
+    deployed = world.server().run()
+    people = support.population(SIZES, devices=devices.table(list(SECONDS)))
+    built = world.experiment(people)
+    simulated = Simulation(built.task, people, built.algorithm, seed=7, plan=built.plan, stopping=built.stopping).run()
+    assert difference(simulated.model, deployed.model) < 1e-6
+    for measure, value in simulated.measures.items():
+        assert deployed.measures[measure] == pytest.approx(value, abs=1e-5)
+
+
+def test_clients_hold_only_their_own_samples_and_the_server_none(tmp_path: Path) -> None:
+    world = World(tmp_path, ALGORITHMS["fedavg"])
+    assert [len(worker.engine.population.inputs) for worker in world.workers] == [6, 9, 4, 12]
+    server = world.server()
+    assert len(server.population.inputs) == 1
+    assert not server.population.inputs.any()
+    assert server.population.train.counts.tolist() == [6, 9, 4, 12]
+
+
+def test_the_history_has_the_columns_of_a_simulation(tmp_path: Path) -> None:
+    world = World(tmp_path, ALGORITHMS["fedavg"])
+    world.server(rounds=2).run()
+    rows = world.history.rounds.read()
+    assert {"train_loss", "test_accuracy", "test_accuracy_worst_decile", "bytes_up", "weight"} <= rows.keys()
+    jobs = world.jobs()
+    assert jobs["outcome"].tolist() == ["arrived"] * 8
+    assert np.allclose(jobs["ended_at"] - jobs["sent_at"], np.tile(SECONDS, 2), atol=0.11)
+    assert (jobs["bytes_up"] > 4 * world.task().size).all()
+
+
+def test_what_is_there_at_the_close_counts(tmp_path: Path) -> None:
+    """However seldom the server looks: client 0 answers between its last look and the close of a window."""
+    world = World(tmp_path, lambda: FedFix(support.local(), window=1.4, weight_rule="naive"))
+    world.grid.seconds = (1.35, 9.0, 9.0, 9.0)
+    server = world.server(rounds=2, poll_seconds=60.0).run()
+    jobs = world.jobs()
+    assert (jobs["client"][0], jobs["round"][0], jobs["weight"][0] > 0) == (0, 1, True)
+    again = replay(world.experiment(world.population), jobs, server.timeline.rows(), 2)
+    assert difference(again.model, server.model) < 1e-6

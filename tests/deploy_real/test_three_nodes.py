@@ -1,0 +1,132 @@
+"""What a deployment must show with three real SuperNodes over TLS: `make test-deploy`. No part of the default suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from real_network import Network, until
+
+from turnout.deploy import enrol, keys
+from turnout.deploy.link import node
+from turnout.deploy.processes import birth, descendants
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("deployed")) as running:
+        yield running
+
+
+def jobs(run: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((run / "jobs").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", ["sampler.name=full", "deploy.evaluate=clients"]),
+        ("fedbuff", ["algorithm.buffer_size=2", "run.rounds=3"]),
+        ("safa", ["algorithm.fraction=0.6", "run.rounds=3"]),
+    ],
+)
+def test_a_deployed_run_is_replayed(network: Network, name: str, options: list[str]) -> None:
+    network.configure(f"algorithm.name={name}", *options)
+    run = network.run(name)
+    assert result(run)["audit"]["contributions"] >= 6
+    found = network.replayed(run)
+    assert found["difference"] <= 1e-6
+    assert found["jobs"] >= 6
+
+
+def test_a_client_killed_in_mid_round(network: Network) -> None:
+    """Flower tells of it after about 40 seconds; the round ends without it, and the run with it, back again."""
+    network.configure("sampler.name=full", "run.rounds=3")
+
+    def kill(run: Path) -> None:
+        until(lambda: (run / "checkpoints" / "000000001.safetensors").exists())
+        time.sleep(1.0)
+        network.nodes[2].kill()
+
+    run = network.run("killed_client", kill)
+    network.nodes[2] = network.start(2)
+    lost = [row for row in jobs(run) if row["outcome"] != "arrived"]
+    assert {(row["client"], row["weight"], row["outcome"]) for row in lost} == {(2, 0.0, "offline")}
+    assert result(run)["audit"]["failures"] == {"offline": len(lost)}
+    assert result(run)["rounds"] == 3
+    assert network.replayed(run)["difference"] <= 1e-6
+
+
+def test_a_server_killed_in_mid_round(network: Network) -> None:
+    network.configure("sampler.name=full", "run.rounds=3")
+
+    def kill(run: Path) -> None:
+        until(lambda: (run / "checkpoints" / "000000001.safetensors").exists())
+        for pid in descendants(network.link.child.pid):
+            if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+    run = network.run("killed_server", kill)
+    assert "resumed" in (run / "log.txt").read_text()
+    names = [(row["client"], row["job"]) for row in jobs(run)]
+    assert len(names) == len(set(names)) == 9
+    assert result(run)["audit"]["contributions"] == 9
+    assert network.replayed(run)["difference"] <= 1e-6
+
+
+def test_a_node_with_a_wrong_key_or_without_the_certificate_is_refused(network: Network, tmp_path: Path) -> None:
+    """Neither is ever asked anything; a run beside them goes on as if they were not there."""
+    wrong_key, wrong_authority = tmp_path / "key", tmp_path / "authority"
+    for folder in (wrong_key, wrong_authority):
+        shutil.copytree(network.client(0), folder, ignore=shutil.ignore_patterns("flower", "memory", "*.log"))
+    keys.make_node_key(wrong_key / "node.key")
+    keys.make_certificates(wrong_authority, ["127.0.0.1"])
+    strangers = [node(folder, network.link.address) for folder in (wrong_key, wrong_authority)]
+    try:
+        until(lambda: "not registered" in strangers[0].log.read_text() or not strangers[0].running())
+        until(lambda: "CERTIFICATE_VERIFY_FAILED" in strangers[1].log.read_text() or not strangers[1].running())
+        network.configure("sampler.name=full", "run.rounds=1")
+        run = network.run("strangers")
+        assert sorted(row["client"] for row in jobs(run)) == [0, 1, 2]
+        assert not (wrong_key / "memory").exists()
+        assert not (wrong_authority / "memory").exists()
+    finally:
+        for child in strangers:
+            child.stop()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_local_ends_everything_that_it_has_started(how: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "turnout", "deploy", "local", "3", "digits", "run.rounds=50"]
+    turnout = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nodes = until(lambda: len(descendants(turnout.pid)) >= 8 and descendants(turnout.pid))
+    born = {pid: birth(pid) for pid in (*nodes, *descendants(turnout.pid))}
+    turnout.send_signal(how)
+    assert turnout.wait(timeout=60) != 0
+    assert not [pid for pid, when in born.items() if when and birth(pid) == when]
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    with Network(tmp_path) as short_lived:
+        family = [
+            pid
+            for child in (short_lived.link.child, *short_lived.nodes)
+            for pid in (child.pid, *descendants(child.pid))
+        ]
+        assert len(enrol.read(short_lived.link.folder / "clients.toml")) == 3
+    assert not [pid for pid in family if birth(pid)]
