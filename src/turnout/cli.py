@@ -1,11 +1,10 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | unlearn | study |
-topology | streams`."""
+"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
+unlearn | study | topology | streams`."""
 
 from __future__ import annotations
 
 import inspect as introspection
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.attack_cli import attack
 from turnout.command import Json, Overrides, Source, print_json, sentences
+from turnout.compare_cli import compare_runs, sweep_options
 from turnout.display import (
     client_columns,
     err,
@@ -29,18 +29,20 @@ from turnout.display import (
 from turnout.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.observe.progress import ProgressBar, duration
+from turnout.observe.progress import duration
 from turnout.options import options_of
 from turnout.population.arriving import ARRIVALS
 from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
+from turnout.report_cli import leave_report, report
 from turnout.robustness.detectors import DETECTORS
 from turnout.run import execute
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
 from turnout.unlearn_cli import unlearn
+from turnout.watching import NOBODY, Live, MLflowUri, TensorBoardFolder, Watching
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -90,6 +92,9 @@ def run(
     overrides: Overrides = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run of this name, if there is one.")] = False,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
     as_json: Json = False,
 ) -> None:
     """Run a configuration.
@@ -97,13 +102,17 @@ def run(
     Example: turnout run digits algorithm.name=fedprox algorithm.mu=0.1 run.rounds=20 run.seed=1
     """
     with sentences():
-        _run(source, overrides or [], overwrite, resume, as_json)
+        watching = Watching(live, tensorboard, mlflow)
+        _run(source, overrides or [], overwrite, resume, as_json, watching=watching)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/digits.")],
     overrides: Overrides = None,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result has the same bits as if it had never stopped.
@@ -113,15 +122,23 @@ def resume(
     with sentences():
         if not (folder / "config.toml").exists():
             raise UserError(f"resume: {folder} is not the folder of a run (it has no config.toml)")
-        _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder)
+        watching = Watching(live, tensorboard, mlflow)
+        _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder, watching)
 
 
 def _run(
-    source: str, overrides: list[str], overwrite: bool, resume: bool, as_json: bool, folder: Path | None = None
+    source: str,
+    overrides: list[str],
+    overwrite: bool,
+    resume: bool,
+    as_json: bool,
+    folder: Path | None = None,
+    watching: Watching = NOBODY,
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
-    with ProgressBar(err) if err.is_terminal else nullcontext() as bar:
+    trackers = watching.trackers(settings.name, complete)
+    with watching.screen() as screen:
         result = execute(
             experiment,
             folder,
@@ -129,8 +146,10 @@ def _run(
             resume=resume and (folder / "config.toml").exists(),
             overwrite=overwrite,
             configuration=config.as_toml(complete),
-            observers=[bar] if bar else [],
+            observers=[*trackers, *([screen] if screen else [])],
         )
+    if settings.report:
+        leave_report(folder, experiment)
     if as_json:
         print_json({"run": str(folder), **result.summary()})
     else:
@@ -319,7 +338,10 @@ def _last_row(folder: Path) -> dict[str, Any]:
     return row
 
 
+app.command("compare")(compare_runs)
+app.command("sweep")(sweep_options)
 app.command()(attack)
+app.command()(report)
 study_app = typer.Typer(
     help="Published conclusions, tried here: setting, claim, measured, verdict.\n\nExample: turnout study list",
     no_args_is_help=True,

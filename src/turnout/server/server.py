@@ -181,6 +181,11 @@ class Server:
         """Who can be invited now."""
         raise NotImplementedError
 
+    @property
+    def in_flight(self) -> int:
+        """How many jobs are under way."""
+        raise NotImplementedError
+
     def durations(self, work: LocalSGD) -> Durations:
         """How long the clients take for this work, as far as it is known."""
         raise NotImplementedError
@@ -520,7 +525,8 @@ class Server:
         return None if kept is None else Personal(kept)
 
     def clients(self) -> dict[str, NDArray[Any]]:
-        """A row for each client evaluated: its measures under the output, and whether it is unseen."""
+        """A row for each client evaluated: its measures under the output, whether it is unseen, and what the algorithm
+        knows of it."""
         first = next(iter(self._evaluators.values()))
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
@@ -528,7 +534,7 @@ class Server:
             for split, evaluator in self._evaluators.items():
                 table |= {f"{split}_{name}": values for name, values in self.served(evaluator, self.output).items()}
                 table[f"{split}_samples"] = evaluator.index.counts
-        return table
+            return table | self.algorithm.about(self, first.clients)
 
     # -- state ------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,10 @@ class Simulation(Server):
     def online(self) -> OnlineSet:
         return OnlineSet(self.population, self.version, self.now, self._busy)
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)
 
