@@ -172,7 +172,7 @@ def execute(
     if resume:
         lost = _restore(server, history, checkpoints)
         for account in accounts.values():
-            account.lost += lost
+            account.lose(lost)
     elif folder is not None:
         _new_folder(folder, overwrite)
     if folder is not None:
