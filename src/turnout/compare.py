@@ -15,7 +15,7 @@ import numpy as np
 from turnout.errors import UserError, unknown
 from turnout.observe.views import Columns
 from turnout.report.read import Recorded, labels, settings
-from turnout.studies.study import interval
+from turnout.statistics import interval
 
 _SPLITS = ("train_", "validation_", "test_", "central_", "unseen_")  # how the name of a measure begins
 

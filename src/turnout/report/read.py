@@ -26,7 +26,7 @@ _FREE = ("name", "folder", "seed", "report", "checkpoint_every")
 class Recorded(Views):
     """The record of a run. Tables are arrays by column, as those of `turnout.Result` are.
 
-    >>> run = turnout.report.read.recorded("runs/digits")
+    >>> run = turnout.read("runs/digits")
     >>> run.rounds()["test_accuracy"], run.summary["audit"]
     """
 
