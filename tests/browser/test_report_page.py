@@ -24,7 +24,7 @@ def read_through(tab: Any) -> None:
     """Scroll to the end, so that everything has been in view."""
     for place in tab.query_selector_all("[data-chart], .timeline"):
         place.scroll_into_view_if_needed()
-        tab.wait_for_timeout(60)
+        tab.evaluate("new Promise((seen) => requestAnimationFrame(() => requestAnimationFrame(seen)))")
     tab.wait_for_function(
         "[...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('svg.main-svg'))"
     )
@@ -115,6 +115,7 @@ def test_the_timeline_zooms(visit: Open) -> None:
 def test_the_wheel_scrolls_the_page_until_the_timeline_is_chosen(visit: Open) -> None:
     tab = visit("one")
     tab.locator("#lanes").scroll_into_view_if_needed()
+    tab.wait_for_function("document.getElementById('lanes-about').textContent")
     before = lanes(tab)
     tab.hover("#lanes")
     tab.mouse.wheel(0, 200)
