@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-deploy lint bench docs clean
+.PHONY: demo test test-browser test-tracking test-deploy lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,12 +30,30 @@ test: lint
 test-deploy: $(VENV)/installed-dev
 	$(BIN)/pytest tests/deploy_real
 
+$(VENV)/installed-browser: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	touch $@
+
+test-browser: $(VENV)/installed-browser
+	$(BIN)/pytest tests/browser
+
+$(VENV)/installed-tracking: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[tracking-servers]"
+	touch $@
+
+test-tracking: $(VENV)/installed-tracking
+	$(BIN)/pytest tests/servers
+
 bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py
 
-docs: $(VENV)/installed-dev
-	$(BIN)/pytest tests/test_docs.py
-	@echo "docs/ is plain Markdown and its examples run; start at docs/index.md"
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html: it needs neither a server nor a network"
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -52,6 +52,7 @@ from turnout.decentral.network import Exchange, Network, Overlay
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer
+from turnout.observe.tracking import MLflow, TensorBoard
 from turnout.personal.personaliser import KNNPersonaliser
 from turnout.population import adversary, arriving, behaviour, devices, memories, partition
 from turnout.population.availability import Always, Crashes, Detection
@@ -62,6 +63,7 @@ from turnout.population.power import Power
 from turnout.population.ragged import Ragged
 from turnout.population.traces import Trace
 from turnout.privacy.leakage import attack_run, three_way
+from turnout.report.read import recorded as read
 from turnout.robustness.watch import Screening, Watch
 from turnout.run import Experiment, Result, execute, simulate
 from turnout.sampling.adafed import AdaFed
@@ -102,11 +104,11 @@ __all__ = [
     "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
     "FedBuff", "FedCS", "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep",
     "FedYogi", "Fill", "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local",
-    "LocalSGD", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal", "Overlay",
-    "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Privacy", "Ragged",
-    "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMean", "RobustMomentum", "Safa",
+    "LocalSGD", "MLflow", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal",
+    "Overlay", "PFedMe", "Plan", "PoissonBinomial", "Policy", "Population", "Power", "PowerOfChoice", "Privacy",
+    "Ragged", "Renormalised", "Result", "RobustFedAvg", "RobustFedProx", "RobustMean", "RobustMomentum", "Safa",
     "SafaThesis", "Scaffold", "Schedule", "Screening", "Server", "Simulation", "Stopping", "StreamFedAvg",
-    "Target", "Task", "Trace", "Unbiased", "Uniform", "Unlearning", "UserError", "Watch", "adversary", "arriving",
-    "attack_run", "behaviour", "datasets", "devices", "execute", "memories", "models", "partition", "rehearse",
-    "schedule", "simulate", "three_way",
+    "Target", "Task", "TensorBoard", "Trace", "Unbiased", "Uniform", "Unlearning", "UserError", "Watch",
+    "adversary", "arriving", "attack_run", "behaviour", "datasets", "devices", "execute", "memories", "models",
+    "partition", "read", "rehearse", "schedule", "simulate", "three_way",
 ]  # fmt: skip

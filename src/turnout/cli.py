@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | list | show | inspect | attack | unlearn | study |
-topology | streams | simulate-flower | deploy | replay`."""
+"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
+unlearn | study | topology | streams | simulate-flower | deploy | replay`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.attack_cli import attack
-from turnout.command import Json, Overrides, Source, carry_out, print_json, sentences
+from turnout.command import Json, Overrides, Source, print_json, sentences
+from turnout.compare_cli import compare_runs, sweep_options
 from turnout.deploy_cli import deploy_app, replay
 from turnout.display import err, out, paragraphs, show_judgements, show_outlook, show_summary, show_tuned
 from turnout.errors import UserError, unknown
@@ -27,11 +28,14 @@ from turnout.population.arriving import ARRIVALS
 from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
+from turnout.report_cli import report
 from turnout.robustness.detectors import DETECTORS
+from turnout.run_cli import carry_out
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
 from turnout.unlearn_cli import unlearn
+from turnout.watching import NOBODY, Live, MLflowUri, TensorBoardFolder, Watching
 
 app = typer.Typer(
     help="Federated learning with whoever shows up.",
@@ -81,6 +85,9 @@ def run(
     overrides: Overrides = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run of this name, if there is one.")] = False,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
     as_json: Json = False,
 ) -> None:
     """Run a configuration.
@@ -88,13 +95,17 @@ def run(
     Example: turnout run digits algorithm.name=fedprox algorithm.mu=0.1 run.rounds=20 run.seed=1
     """
     with sentences():
-        _run(source, overrides or [], overwrite, resume, as_json)
+        watching = Watching(live, tensorboard, mlflow)
+        _run(source, overrides or [], overwrite, resume, as_json, watching=watching)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/digits.")],
     overrides: Overrides = None,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result has the same bits as if it had never stopped.
@@ -104,19 +115,26 @@ def resume(
     with sentences():
         if not (folder / "config.toml").exists():
             raise UserError(f"resume: {folder} is not the folder of a run (it has no config.toml)")
+        watching = Watching(live, tensorboard, mlflow)
         if is_flower(folder):
-            resume_flower(folder, overrides or [], as_json)
+            resume_flower(folder, overrides or [], as_json, watching)
         else:
-            _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder)
+            _run(str(folder / "config.toml"), overrides or [], False, True, as_json, folder, watching)
 
 
 def _run(
-    source: str, overrides: list[str], overwrite: bool, resume: bool, as_json: bool, folder: Path | None = None
+    source: str,
+    overrides: list[str],
+    overwrite: bool,
+    resume: bool,
+    as_json: bool,
+    folder: Path | None = None,
+    watching: Watching = NOBODY,
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
     folder = folder or Path(settings.folder) / settings.name
     resume = resume and (folder / "config.toml").exists()
-    carry_out(experiment, folder, complete, settings.checkpoint_every, overwrite, resume, as_json)
+    carry_out(experiment, settings, complete, folder, overwrite, resume, as_json, watching)
 
 
 @app.command()
@@ -299,7 +317,10 @@ def _last_row(folder: Path) -> dict[str, Any]:
     return row
 
 
+app.command("compare")(compare_runs)
+app.command("sweep")(sweep_options)
 app.command()(attack)
+app.command()(report)
 study_app = typer.Typer(
     help="Published conclusions, tried here: setting, claim, measured, verdict.\n\nExample: turnout study list",
     no_args_is_help=True,

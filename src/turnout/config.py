@@ -105,6 +105,7 @@ class RunSettings:
     target: float | None = None
     measure: str = "test_accuracy"
     checkpoint_every: int = 10
+    report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or Path(self.name).name != self.name:
@@ -137,7 +138,7 @@ SECTIONS = (
 )  # fmt: skip
 _OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
-_FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every")
+_FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report")
 
 
 def builtin_names() -> list[str]:
@@ -405,6 +406,16 @@ def _presence(clients: int, given: Settings, complete: Settings, make: Callable[
         return model
     complete["availability"]["groups"] = groups
     return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
+
+
+def presence(settings: Settings) -> Availability:
+    """Who is there when, and nothing else of a configuration."""
+    given = {"availability": dict(settings.get("availability", {}))}
+
+    def make(section: str, function: Callable[..., Any], **extra: Any) -> Any:
+        return call(section, function, given[section], {key: value for key, value in extra.items() if key != "name"})[0]
+
+    return _presence(settings["clients"]["count"], given, {"availability": {}}, make)
 
 
 def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Settings, make: Callable[..., Any]) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,17 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
     _sync(partial)
     os.replace(partial, path)
     _sync(path.parent)
+
+
+def remove_durably(paths: Iterable[Path]) -> None:
+    """Remove files, those that are still there: none comes back after a crash."""
+    folders = set()
+    for path in paths:
+        path.unlink(missing_ok=True)
+        folders.add(path.parent)
+    for folder in sorted(folders):
+        if folder.exists():
+            _sync(folder)
 
 
 def as_json_text(document: Any) -> str:

@@ -13,11 +13,13 @@ import numpy as np
 import typer
 
 from turnout import config
-from turnout.command import Json, Overrides, carry_out, sentences
+from turnout.command import Json, Overrides, sentences
 from turnout.config import ClientSettings, RunSettings, Settings
 from turnout.errors import UserError
 from turnout.options import call
 from turnout.run import Experiment
+from turnout.run_cli import carry_out
+from turnout.watching import NOBODY, Watching
 
 _WHO = ("clients", "devices", "links", "power", "availability", "crashes", "detection")
 _HOW = ("run", "algorithm", "sampler", "local", "evaluation", "engine", "detectors", "privacy")
@@ -85,12 +87,12 @@ def simulate_flower(
         _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
 
 
-def resume_flower(folder: Path, overrides: list[str], as_json: bool) -> None:
+def resume_flower(folder: Path, overrides: list[str], as_json: bool, watching: Watching) -> None:
     """Go on with the run of an app."""
     settings = config.toml(str(folder / "config.toml"))
     for override in overrides:
         config.apply(settings, override)
-    _simulate(settings, folder, overwrite=False, resume=True, as_json=as_json)
+    _simulate(settings, folder, overwrite=False, resume=True, as_json=as_json, watching=watching)
 
 
 def is_flower(folder: Path) -> bool:
@@ -115,9 +117,11 @@ def _run_config(texts: list[str]) -> dict[str, Any]:
     return values["app"]
 
 
-def _simulate(settings: Settings, folder: Path, *, overwrite: bool, resume: bool, as_json: bool) -> None:
+def _simulate(
+    settings: Settings, folder: Path, *, overwrite: bool, resume: bool, as_json: bool, watching: Watching = NOBODY
+) -> None:
     experiment, run, complete, simulation = build(settings)
-    carry_out(experiment, folder, complete, run.checkpoint_every, overwrite, resume, as_json, simulation)
+    carry_out(experiment, run, complete, folder, overwrite, resume, as_json, watching, simulation)
 
 
 def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""A user's own code, by dotted name."""
+"""A user's own code, by dotted name, and packages that not everybody has."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def dotted(option: str, name: str) -> Any:
         ) from error
     finally:
         sys.path = path
+
+
+def optional(use: str, module: str, install: str) -> Any:
+    """A module that only this use needs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{use}: {module.rpartition('.')[2]} is not installed; pip install {install}") from error

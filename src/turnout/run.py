@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from turnout.algorithms.algorithm import Algorithm
@@ -23,6 +22,7 @@ from turnout.observe.energy import Energy
 from turnout.observe.history import History
 from turnout.observe.log import Log
 from turnout.observe.observer import Observer
+from turnout.observe.views import Columns, Views
 from turnout.population.population import Population
 from turnout.robustness.watch import REPORT, Screening, Watch
 from turnout.server.checkpoint import Checkpoints
@@ -52,8 +52,8 @@ class Experiment:
     privacy: Privacy | None = None  # noise that hides what a client has contributed
 
 
-@dataclass
-class Result:
+@dataclass(repr=False)
+class Result(Views):
     """What a finished run leaves behind."""
 
     server: Server
@@ -78,17 +78,20 @@ class Result:
         """The final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
         return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.output).items()}
 
-    def rounds(self) -> dict[str, np.ndarray[Any, Any]]:
-        """A row a round, as arrays by column (`pandas.DataFrame(result.rounds())` works)."""
+    def rounds(self) -> Columns:
+        """A row a round, as arrays by column; `frame()` is the same as a pandas data frame."""
         return self.history.rounds.read()
 
-    def clients(self) -> dict[str, np.ndarray[Any, Any]]:
+    def clients(self) -> Columns:
         """A row a client: how it is served by what the run has left behind, as arrays by column."""
         return self.server.clients()
 
-    def jobs(self) -> dict[str, np.ndarray[Any, Any]]:
+    def jobs(self) -> Columns:
         """A row a job, as arrays by column."""
         return {} if self.history.jobs is None else self.history.jobs.read()
+
+    def outcome(self) -> dict[str, Any]:
+        return self.summary()
 
     def summary(self) -> dict[str, Any]:
         """For scripts: where the run ended and what the audit found."""
@@ -171,10 +174,11 @@ def execute(
     if resume:
         lost = _restore(server, history, checkpoints)
         for account in accounts.values():
-            account.lost += lost
+            account.lose(lost)
     elif folder is not None:
         _new_folder(folder, overwrite)
     if folder is not None:
+        (folder / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
             write_text(folder / "config.toml", configuration)
         write_text(folder / "plan.json", as_json_text(server.plan.as_dict()))
@@ -241,7 +245,7 @@ def _write_result(result: Result, folder: Path) -> None:
 
 def _new_folder(folder: Path, overwrite: bool) -> None:
     """A new, empty folder for a run; an old run is only replaced when asked for, and nothing else ever is."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.suffix != ".partial" for path in folder.iterdir()):
         if not overwrite:
             raise UserError(
                 f"run.name: {folder} already holds a run; choose another run.name, pass --overwrite to replace it, "

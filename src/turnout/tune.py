@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from turnout import config, registry
+from turnout.choices import grid, listed
 from turnout.errors import UserError, unknown
 from turnout.population.partition import split
 from turnout.population.population import Population
@@ -50,11 +51,11 @@ class Choice:
             allowed = f"options of {', '.join(TUNABLE)}, and algorithms by --schemes"
             raise UserError(f"--option: {option} cannot be tuned; allowed: {allowed}")
         if ".." not in given:
-            values = _listed(given)
+            values = listed(given)
             return cls(option, given, values, values)
-        grid = _grid(option, given)
-        decades = tuple(value for value in grid if f"{float(value):e}".startswith("1"))
-        return cls(option, given, grid, decades or grid)
+        points = grid(f"--option: {option}", given)
+        decades = tuple(value for value in points if f"{float(value):e}".startswith("1"))
+        return cls(option, given, points, decades or points)
 
     def beside(self, value: str) -> list[str]:
         """Its neighbours on the grid."""
@@ -68,34 +69,6 @@ class Choice:
         except ValueError:  # names have no order
             return False
         return len(numbers) > 1 and float(value) in (numbers[0], numbers[-1])
-
-
-def _listed(text: str) -> Point:
-    """Values between commas, but not those inside brackets or braces."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return tuple(dict.fromkeys(part.strip() for part in parts))
-
-
-def _grid(option: str, text: str) -> Point:
-    """1, 2 and 5 times the powers of ten inside `LOW..HIGH`."""
-    try:
-        low, high = (float(end) for end in text.split(".."))
-    except ValueError:
-        low = high = 0.0
-    if not 0 < low < high < math.inf:
-        raise UserError(f"--option: {option}={text} is not a range; write LOW..HIGH with 0 < LOW < HIGH")
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    values = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    inside = tuple(f"{value:g}" for value in values if low <= value <= high)
-    if not inside:
-        raise UserError(f"--option: {option}={text} holds no value of the 1-2-5 grid; list the values instead")
-    return inside
 
 
 @dataclass(frozen=True)

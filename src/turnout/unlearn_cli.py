@@ -16,6 +16,7 @@ from turnout.command import Json, print_json, sentences
 from turnout.display import err, out
 from turnout.errors import UserError
 from turnout.observe.progress import ProgressBar
+from turnout.report_cli import leave_report
 from turnout.unlearning import request
 from turnout.unlearning.forget import Branches, Rollback
 from turnout.unlearning.retention import stored_bytes
@@ -63,6 +64,8 @@ def unlearn(
                 checkpoint_every=settings.checkpoint_every,
                 observers=[bar] if bar else [],
             )
+        if settings.report:
+            leave_report(folder)
         path = folder / "unlearning" / f"certificate{certificate['request']}.json"
         if as_json:
             print_json({"run": str(folder), "certificate": str(path), **certificate})

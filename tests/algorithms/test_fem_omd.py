@@ -80,3 +80,7 @@ def test_bad_options() -> None:
         FEMOMD(WORK, min_weight=0.4)
     with pytest.raises(UserError, match=r"algorithm.scale: 0"):
         FEMOMD(WORK, scale=0.0)
+    with pytest.raises(UserError, match=r"algorithm.em_steps: 0 must be at least 1"):
+        FEMOMD(WORK, em_steps=0)
+    with pytest.raises(UserError, match=r"algorithm.unseen_steps: 0 must be at least 1"):
+        FEMOMD(WORK, unseen_steps=0)

@@ -157,7 +157,7 @@ def test_run_folder(terminal: Terminal) -> None:
     folder = terminal.run("a")
     assert {path.name for path in folder.iterdir()} == {
         "config.toml", "plan.json", "history", "jobs", "checkpoints", "clients.parquet", "model.safetensors",
-        "result.json", "log.txt",
+        "result.json", "log.txt", "report.html",
     }  # fmt: skip
     served = pq.read_table(folder / "clients.parquet")
     assert served.column("client").to_pylist() == list(range(100))
@@ -295,7 +295,7 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
         plans.append(result.server.plan)
         return result
 
-    monkeypatch.setattr("turnout.command.execute", watched)
+    monkeypatch.setattr("turnout.run_cli.execute", watched)
     terminal.done("resume", "runs/a")
     assert [(plan.engine, plan.memory_mib) for plan in plans] == [("sequential", 77)]
 

@@ -13,7 +13,7 @@ from online.small_worlds import GAUSSIANS, classifiers, drawn, labelled, numbers
 from turnout import UserError
 from turnout.online.em import em_step, federated_em, weight_gradient
 from turnout.online.environment import GaussianStream, Proportions, gaussian_centres, near
-from turnout.online.learner import FEMOMD
+from turnout.online.learner import FEMOMD, DivergedError
 from turnout.online.mirror import Anytime, Constant, floored, mirror_step
 from turnout.online.regret import follow
 from turnout.online.samples import Samples
@@ -261,6 +261,13 @@ def test_samples_are_split_where_there_are_enough() -> None:
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         FEMOMD(**{"family": GAUSSIANS, "initial": START, "clients": 4, **options})
+
+
+def test_networks_that_diverge_are_not_played() -> None:
+    learner = FEMOMD(classifiers(1e308), task().initials(2), 3, em_steps=2)
+    learner.play()
+    with pytest.raises(DivergedError, match=r"online.lr: it has diverged, .* after step 1; lower it"):
+        learner.observe(labelled(3, 4))
 
 
 def test_bad_arrays_are_refused() -> None:

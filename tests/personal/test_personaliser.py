@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -304,6 +305,20 @@ def test_arrivals_are_asked_about_before_they_are_remembered() -> None:
     assert personal.interpolation == lam
     assert len(personal.store) == 45
     torch.testing.assert_close(personal.store.keys[-5:], keys)
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(50, 10), (40, 0), (0.5, 0), (1.0, 99), (None, 99)])
+def test_a_memory_grows_to_its_capacity(capacity: float | None, most: int) -> None:
+    """40 samples were there at first, all of them kept where there is room."""
+    for arrived, policy in itertools.product((most, most + 1), ("growing", "fifo")):
+        personal = KNNPersonaliser(network(), capacity=capacity).fit(*samples(1, 40))
+        kept = len(personal.store or ())
+        if policy == "growing" and arrived > most and most < 99:
+            with pytest.raises(UserError, match=rf"policy: growing .* past capacity {capacity}; use fifo"):
+                personal.update(*samples(2, arrived), policy)
+        else:
+            personal.update(*samples(2, arrived), policy)
+            assert len(personal.store or ()) == kept + (arrived if policy == "growing" else 0)
 
 
 def test_lambda_follows_a_model_that_no_longer_fits() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, sqrt
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import turnout
-from support import ALGORITHMS, WORLD, experiment, local, mlp, population, same, simulation
+from support import ALGORITHMS, WORLD, Standing, experiment, local, mlp, population, same, simulation
 from turnout import Plan, Stopping, Task, config
 from turnout.algorithms.robust_mean import RobustMean
 from turnout.errors import UserError
@@ -79,6 +79,8 @@ def test_no_client_moves_a_step_by_more_than_clip_times_weight() -> None:
 def test_updates_of_one_client_share_its_weight() -> None:
     bounded = SEEDED.bounded(np.array([3, 1, 3, 2]), np.array([0.3, 0.3, 0.5, 0.4]))
     np.testing.assert_allclose(bounded, [0.15, 0.3, 0.25, 0.4])
+    signed = SEEDED.bounded(np.array([3, 1, 3]), np.array([0.3, -0.8, -0.5]))  # the sum of two may move by both
+    np.testing.assert_allclose(signed, [0.15, -0.4, -0.25])
 
 
 @pytest.mark.parametrize(
@@ -227,6 +229,7 @@ def test_a_secret_sample_amplifies_where_that_holds() -> None:
     refused: list[dict[str, Any]] = [
         {"sampler": turnout.Uniform(4), "people": unreliable},
         {"sampler": turnout.MD(4), "people": people},
+        {"sampler": turnout.Binomial(4), "people": population(sizes, adversary=turnout.adversary.Random(0.5))},
         {"sampler": turnout.Binomial(4), "people": people, "method": {"normalise": "responders"}},
     ]
     for options in refused:
@@ -246,6 +249,30 @@ def test_a_resumed_run_has_new_noise_and_pays_for_what_was_lost(tmp_path: Path) 
     assert torch.equal(again.model, one.model)
     assert again.privacy["central"]["events"] == 4 + 2 + 2
     assert again.privacy["central"]["epsilon"] > one.privacy["central"]["epsilon"]
+
+
+def test_uploads_that_were_lost_are_paid_for_as_the_busiest_client_sends(tmp_path: Path) -> None:
+    """A standing invitation: some client answers several times in a round of ten answers."""
+    pytest.importorskip("dp_accounting")
+
+    @dataclass
+    class Ten(Standing):
+        def run(self, server: turnout.Server) -> None:
+            for _ in server.rounds():
+                server.step(server.wait(10), np.full(10, 0.1))
+
+    def answers(rounds: int, **options: Any) -> Any:
+        method = Ten(local(transform="clip:0.5,noise:5"))
+        people = population(devices=turnout.devices.lognormal(0.5, 1.5))
+        plan = experiment("standing", rounds, algorithm=method, people=people, evaluation=SELDOM)
+        return turnout.execute(plan, tmp_path, checkpoint_every=2, **options)
+
+    jobs = answers(2).jobs()
+    arrived = jobs["outcome"] == "arrived"
+    busiest = max(int(np.bincount(jobs["client"][arrived & (jobs["round"] == number)]).max()) for number in (1, 2))
+    assert busiest > 1
+    resumed = answers(2, resume=True)
+    assert resumed.privacy["local"]["events"] == np.bincount(jobs["client"][arrived]).max() + 2 * busiest
 
 
 def test_without_the_accountant_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

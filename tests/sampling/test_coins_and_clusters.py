@@ -25,7 +25,7 @@ from turnout.sampling.target import Target
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
-ROUNDS = 20_000
+ROUNDS = 10_000
 CIFAR = np.repeat([100.0, 250, 500, 750, 1000], [10, 30, 30, 20, 10]) / 48_500
 
 

@@ -60,7 +60,7 @@ def weights(optima: list[float], rounds: int, m: int = 2) -> FloatArray:
 )
 def test_chances_follow_the_norms_and_weights_make_up_for_them(optima: list[float], chance: list[float]) -> None:
     """client-sampling.md 3.6: norms in proportion to the optima; O1: E[omega] = p."""
-    found = weights([float(value) for value in optima], 1500)
+    found = weights([float(value) for value in optima], 800)
     assert near((found > 0).astype(float), np.array(chance))
     assert near(found, np.array(EXAMPLE_A))
     asked = found[:, 0][found[:, 0] > 0]

@@ -27,14 +27,14 @@ def make(name: str, m: int) -> Sampler:
 
 @pytest.mark.parametrize("name", [name for name in registry.names("sampler") if name not in WITHOUT])
 def test_closed_forms_agree_with_draws(name: str) -> None:
-    """Within five standard errors of 20,000 rounds (variances: of the fourth moment, bounded by the largest weight)."""
+    """Within five standard errors of 8,000 rounds (variances: of the fourth moment, bounded by the largest weight)."""
     sampler, people = make(name, 2), population(EXAMPLE_A)
-    found, counted = statistics(sampler, people, seed=4), drawn(sampler, people, seed=4)
-    close = 5 * np.sqrt(np.maximum(counted.variance, 1e-12) / 20_000)
+    found, counted = statistics(sampler, people, seed=4), drawn(sampler, people, seed=4, rounds=8_000)
+    close = 5 * np.sqrt(np.maximum(counted.variance, 1e-12) / 8_000)
     assert (np.abs(found.expectation - counted.expectation) <= close + 1e-12).all()
-    assert found.variance == pytest.approx(counted.variance, abs=0.006)
-    assert found.inclusion == pytest.approx(counted.inclusion, abs=5 * 0.5 / np.sqrt(20_000))
-    assert found.sum_variance == pytest.approx(counted.sum_variance, abs=0.02)
+    assert found.variance == pytest.approx(counted.variance, abs=0.009)
+    assert found.inclusion == pytest.approx(counted.inclusion, abs=5 * 0.5 / np.sqrt(8_000))
+    assert found.sum_variance == pytest.approx(counted.sum_variance, abs=0.03)
     assert counted.standard_error > 0 or name == "full"
 
 

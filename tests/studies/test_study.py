@@ -19,6 +19,7 @@ from cli.terminal import Terminal
 from turnout import UserError, studies
 from turnout.cohort.plan import Plan
 from turnout.random import FloatArray
+from turnout.statistics import interval
 from turnout.studies.study import (
     FAILS,
     HOLDS,
@@ -30,7 +31,6 @@ from turnout.studies.study import (
     Study,
     Trial,
     Trials,
-    interval,
     verdict,
 )
 
@@ -153,6 +153,23 @@ def test_each_trial_is_carried_out_once(tmp_path: Path) -> None:
     more = toy.run("small", range(6), tmp_path)
     assert len(toy.carried_out) == 14
     assert more.seeds == [0, 1, 2, 3, 4, 5]
+
+
+def test_every_cell_at_its_own_rate(tmp_path: Path) -> None:
+    """The best of the first seed, the first of those as good; every trial once, and tuning comes first."""
+
+    def carry_out(trial: Trial) -> Measures:
+        best = {"a": 0.1, "b": 0.3}[trial["kind"]] * trial["part"]
+        return {"validation": None if trial["lr"] == 9 else 1 - abs(trial["lr"] - best), "worse": trial["lr"]}
+
+    trials = Trials(tmp_path / "trials.jsonl", {}, lambda: carry_out, lambda _: None)
+    cells = [{"part": part, "kind": kind} for part in (1, 1.5) for kind in "ab"]
+    tuned = trials.tune(cells, (0.1, 0.2, 0.3, 0.4, 9), [7, 8])
+    assert tuned == {"1 a": 0.1, "1 b": 0.3, "1.5 a": 0.1, "1.5 b": 0.4}
+    asked = [trial for trial, _ in trials.asked]
+    assert asked[:2] == [{"part": 1, "kind": "a", "lr": 0.1, "seed": 7}, {"part": 1, "kind": "a", "lr": 0.2, "seed": 7}]
+    assert asked[20:] == [{**cell, "lr": lr, "seed": 8} for cell, lr in zip(cells, tuned.values(), strict=True)]
+    assert trials.tune(cells[:1], (0.1, 0.2), [7], lambda measures: measures["worse"]) == {"1 a": 0.2}
 
 
 @pytest.mark.parametrize("torn", [False, True])

@@ -160,6 +160,12 @@ def test_noise_that_falls_leaves_no_variance() -> None:
 def test_rounds_to() -> None:
     found = riding(45)
     assert found.contraction ** found.rounds_to(0.01) == pytest.approx(0.01)
+    assert FreeRiding([1], 0.0, 1.0).rounds_to(0.01) == 1  # nothing is left after one
+
+
+def test_steps_that_go_from_side_to_side_keep_all_their_noise() -> None:
+    """lr kappa = 2: every step mirrors the distance, and n of them add up n times their variance."""
+    assert sgd_map(0.5, 4, 3, 2.0) == pytest.approx((-1.0, 3 * 0.25 * 4))
 
 
 def test_mistakes() -> None:
@@ -168,3 +174,11 @@ def test_mistakes() -> None:
             FreeRiding(samples, retention, 1.0)
     with pytest.raises(UserError, match="curvature"):
         ou_map(0.1, 0.0, 3, 1.0)
+    with pytest.raises(UserError, match="batch_size"):
+        sgd_map(0.1, 1.0, 3, 1.0, 0)
+    with pytest.raises(UserError, match="mu -1"):
+        sgd_map(0.1, 1.0, 3, 1.0, 1, -1)
+    with pytest.raises(UserError, match="declared"):
+        FreeRiding([1], 0.5, 1.0, declared=[-1])
+    with pytest.raises(UserError, match="part of 0"):
+        riding(1).rounds_to(0)

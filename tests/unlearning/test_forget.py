@@ -16,8 +16,9 @@ from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stoppi
 from turnout.random import key, normal, secret_normal
 from turnout.unlearning.forget import SIFU, Branches, noised, retraining
 from turnout.unlearning.lineage import Cut
-from turnout.unlearning.retention import stored_bytes
+from turnout.unlearning.retention import Models, stored_bytes
 from turnout.unlearning.settings import Unlearning
+from turnout.unlearning.table import Table, Turn
 
 
 def made(rounds: int = 8, **options: Any) -> Experiment:
@@ -102,6 +103,20 @@ def test_noise_where_the_model_has_seen_no_data(always: bool) -> None:
     assert plan.cut == Cut(0, 0)
     assert plan.noised == always
     assert torch.equal(sifu.branches.start(plan), sifu.experiment.task.initial) != always
+
+
+def test_the_noise_of_a_branch_is_not_used_for_another() -> None:
+    """Client 1 moved branch 1 too far in its first round: back to its beginning, which is noised, and noised again."""
+    far, near = (Turn([0, 1, 2], [0.2, 0.3, 0.5], [apart] * 3, apart) for apart in (1e3, 1e-3))
+    branches = Branches(Unlearning(sigma=1.0), 3, [Table([], [near]), Table([], [far])], [Models(), Models()])
+    for models in branches.models:
+        for number in range(2):
+            models.put(number, torch.zeros(4))
+    branches.lineage, branches.requests = [Cut(0, 1)], [[0]]
+    plan = branches.plan([1])
+    assert plan.lineage == [Cut(0, 1), Cut(1, 0)]
+    assert plan.noised
+    assert float(branches.start(plan).abs().min()) > 0
 
 
 def test_noise() -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 import turnout
 from support import population
-from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError, random
+from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError, files, random
 from turnout.unlearning import log, request, retention, verify
 from turnout.unlearning.calibration import achieved_delta, achieved_epsilon, noise_ratio
 from turnout.unlearning.settings import Unlearning
@@ -99,6 +99,21 @@ def test_dead_files_are_destroyed_and_recorded(twice: tuple[Path, list[dict[str,
     destroyed = [name for entry in entries if entry["event"] == "destroying" for name in entry["files"]]
     assert {"checkpoints/000000002.safetensors", "unlearning/start1.safetensors"} < set(destroyed)
     assert not any((folder / name).exists() for name in destroyed)
+
+
+def test_destroyed_files_are_gone_for_good_before_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced, append = run_in(tmp_path / "toy"), set[Path](), log.AuditLog.append
+    monkeypatch.setattr(files, "_sync", synced.add)
+
+    def told(self: log.AuditLog, event: str, number: int, **facts: Any) -> log.Entry:
+        if event == "destroyed":
+            assert {folder / "checkpoints", folder / "sensitivity" / "models"} <= synced
+        return append(self, event, number, **facts)
+
+    monkeypatch.setattr(log.AuditLog, "append", told)
+    assert forgotten(folder, [1])["destroyed"] > 2
 
 
 def test_a_run_whose_clients_were_forgotten_is_not_resumed(copied: Path) -> None:
@@ -315,6 +330,14 @@ def test_any_edited_byte_of_the_log_is_found(copied: Path) -> None:
         log.AuditLog(path)
 
 
+@pytest.mark.parametrize("lines", [0, 8])
+def test_a_log_that_was_cut_off_does_not_have_noise_used_again(copied: Path, lines: int) -> None:
+    path = copied / "unlearning" / "log.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    with pytest.raises(UserError, match=r"the log does not know of .*; lines were cut off"):
+        forgotten(copied, [2])
+
+
 def rewrite(copied: Path, change: Any) -> None:
     """What somebody would do who can compute hashes: change entries and chain them anew."""
     path = copied / "unlearning" / "log.jsonl"
@@ -338,6 +361,32 @@ def test_a_wrong_promise_is_found(copied: Path) -> None:
     rewrite(copied, better)
     found = verify.problems(copied)
     assert any("the promise to [0, 3] should be" in sentence for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("forgotten", [3]), ("rollback", [0, 0]), ("destroyed", 0), ("threshold", 9.0), ("budget", {}), ("retraining", 1),
+     ("models", {}), ("noise", {"private": True}), ("log", {}), ("version", "9"), ("received", "now")],
+)  # fmt: skip
+def test_a_certificate_that_says_otherwise_than_the_log_is_found(copied: Path, name: str, value: Any) -> None:
+    def other(entries: list[dict[str, Any]]) -> None:
+        certificate = copied / "unlearning" / "certificate2.json"
+        certificate.write_text(json.dumps(json.loads(certificate.read_text()) | {name: value}))
+        entries[-1]["json"] = request.sha256(certificate)
+
+    rewrite(copied, other)
+    # the log is new from its last entry on, and certificate 2 names the entry before
+    assert verify.problems(copied) == [f"request 2: its certificate does not say of {name} what the log says"]
+
+
+def test_a_chained_log_that_lacks_something_is_a_sentence(copied: Path) -> None:
+    whole = (copied / "unlearning" / "log.jsonl").read_text()
+    for place, name in ((0, "event"), (0, "clients"), (1, "tables"), (2, "start"), (4, "files"), (7, "json")):
+        (copied / "unlearning" / "log.jsonl").write_text(whole)
+        rewrite(copied, lambda entries, place=place, name=name: entries[place].pop(name))
+        found = verify.problems(copied)
+        assert len(found) == 1, name
+        assert "is not whole (KeyError" in found[0] or "line 1 is not as it was written" in found[0]
 
 
 def test_a_wrong_rollback_is_found(copied: Path) -> None:
@@ -385,6 +434,23 @@ def test_both_implementations_of_the_mathematics_agree(mu: float) -> None:
 
 
 # -- refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("table.jsonl", None, "no table that can be read"), ("table.jsonl", "{\n", "no table that can be read"),
+     ("facts.json", "{", "no table that can be read"), ("facts.json", "{}", "no table that can be read"),
+     ("models/000000000.safetensors", None, "the models of branch 0 are gone"),
+     ("models/000000002.safetensors", "?", "holds no model that can be read")],
+)  # fmt: skip
+def test_files_that_are_gone_or_spoilt(tmp_path: Path, name: str, content: str | None, words: str) -> None:
+    path = run_in(tmp_path / "toy", sigma=0.05, rounds=2) / "sensitivity" / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(UserError, match=words):
+        forgotten(tmp_path / "toy", [1], sigma=0.05, rounds=2)
 
 
 def test_refused(copied: Path, tmp_path: Path) -> None:

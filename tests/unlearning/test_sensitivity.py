@@ -140,13 +140,15 @@ def test_the_bound_holds_for_a_tracked_run() -> None:
     assert facts["largest_step"] == pytest.approx(1)
 
 
-def toy(bound: str, optima: Sequence[float] = (0, 1, 5), server_lr: float = 1.0, **options: Any) -> Sensitivity:
+def toy(
+    bound: str, optima: Sequence[float] = (0, 1, 5), server_lr: float = 1.0, lr_decay: float = 1.0, **options: Any
+) -> Sensitivity:
     """f_i = (theta - a_i)^2 / 2, lr 0.1, 5 steps, 20 rounds."""
     people = Population.of(
         turnout.datasets.load("quadratics", optima=list(optima)), len(optima), "natural", test="none"
     )
     tracked = Sensitivity(Unlearning(bound=bound, strong_convexity=1.0, calibration="classic", sigma=1.0, **options))
-    local = LocalSGD(0.1, steps=5, batching="full")
+    local = LocalSGD(0.1, steps=5, batching="full", lr_decay=lr_decay)
     task = Task(lambda: theta(), quadratic_loss)
     turnout.simulate(
         task, people, FedAvg(local, Full(), server_lr), 20, plan=EXACT, evaluation=RARELY, observers=[tracked]
@@ -175,6 +177,12 @@ def test_a_damped_server_contracts_less() -> None:
     )
 
 
+def test_shorter_steps_contract_less() -> None:
+    """With lr 0.1 * 0.8^t in round t, q_t = (1 - lr)^5 and the exact distance is half * (1 - product of q_t)."""
+    left = np.cumprod((1 - 0.1 * 0.8 ** np.arange(20)) ** 5)
+    np.testing.assert_allclose(toy("contracted", lr_decay=0.8).table.psi([2])[1:], 1.5 * (1 - left), rtol=1e-6)
+
+
 def test_identical_clients_have_no_sensitivity() -> None:
     tracked = toy("plain", [2.5, 2.5, 2.5, 2.5])
     assert max(tracked.table.psi([client]).max() for client in range(4)) < 1e-14
@@ -199,6 +207,15 @@ def test_closed_form_of_the_increment(clients: int, dims: int, server_lr: float,
     assert turn.increment([0]) == pytest.approx(turn.joint[0], rel=1e-6, abs=1e-9)
     assert turn.increment(ids.tolist()) == pytest.approx(server_lr * np.linalg.norm(weights @ updates), rel=1e-6)
     assert turn.increment([99]) == 0
+
+
+@pytest.mark.parametrize("clients", [[4, 1, 7], [4, 1, 4], [2, 2], [3]])
+def test_increments_of_all_clients_at_once(clients: list[int]) -> None:
+    weights, updates = np.array([0.2, 0.5, 0.3][: len(clients)]), torch.arange(12.0).view(3, 4).square()[: len(clients)]
+    turn = Turn.of(np.array(clients), weights, updates)
+    found, increments = turn.alone()
+    assert found.tolist() == sorted(set(clients))
+    assert increments.tolist() == pytest.approx([turn.increment([client]) for client in found.tolist()])
 
 
 def test_the_only_participant_moved_it_all() -> None:
@@ -252,6 +269,8 @@ def test_joint_rule_is_for_groups_known_before() -> None:
     np.testing.assert_allclose(joint, np.arange(21) * (1 - 0.9**5), rtol=1e-6)
     with pytest.raises(turnout.UserError, match=r"unlearning\.groups"):
         tracked.table.psi([0, 1], "joint")
+    with pytest.raises(turnout.UserError, match=r"unlearning\.groups: 3 is not one of the 3 clients"):
+        toy("plain", groups=[[0, 3]])
 
 
 # -- what the proof needs -------------------------------------------------------------------------------------

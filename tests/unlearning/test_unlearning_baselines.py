@@ -106,28 +106,25 @@ def test_last_is_noise_for_the_largest_sensitivity(trained: tuple[turnout.Result
 
 def test_clipped_and_noised_training() -> None:
     """A single huge update: what is left of it is the clip, and the noise is 2 clip max weight times the ratio."""
-    budget = {"clip": 0.01, "epsilon": 10.0, "delta": 0.01}
-    local = LocalSGD(5.0, steps=4, batching="full")
-    quiet = baselines.ClippedFedAvg(local, Full(), **{**budget, "epsilon": 1e12})
-    model = turnout.execute(made(1, algorithm=quiet)).model
-    start = made().task.initial.double()
-    assert 0 < float((model - start).norm()) <= 0.01 + 1e-9
-    loud = baselines.ClippedFedAvg(local, Full(), **budget)
-    wide = replace(made(1, algorithm=loud), task=Task(lambda: nn.Linear(5, 3000)))
-    noise = turnout.execute(wide).model - turnout.execute(replace(wide, algorithm=quiet)).model
+    huge = replace(made(1, algorithm=FedAvg(LocalSGD(5.0, steps=4, batching="full"), Full())), unlearning=None)
+    quiet = baselines.clipped(0.01, epsilon=1e12, noise_seed=0)
+    model = turnout.execute(replace(huge, privacy=quiet)).model
+    assert 0 < float((model - made().task.initial.double()).norm()) <= 0.01 + 1e-9
+    wide = replace(huge, task=Task(lambda: nn.Linear(5, 3000)), privacy=quiet)
+    loud = replace(wide, privacy=baselines.clipped(0.01, noise_seed=0))
+    noise = turnout.execute(loud).model - turnout.execute(wide).model
     largest = 25 / 82  # of the importance
     assert float(noise.std()) == pytest.approx(2 * 0.01 * largest * noise_ratio(10, 0.01, "classic"), rel=0.02)
 
 
 def test_a_budget_a_round_is_no_budget() -> None:
-    paper = baselines.ClippedFedAvg(LocalSGD(0.1))
-    assert paper.spent(1) == pytest.approx(11.918, abs=1e-3)
-    assert paper.spent(100) > 500
-    honest = baselines.ClippedFedAvg(LocalSGD(0.1), per_round=False, rounds=100)
-    assert honest.spent(100) == pytest.approx(10)
-    for options in ({"clip": 0.0}, {"rounds": 0}, {"delta": 2.0}):
+    paper = baselines.clipped()
+    assert baselines.spent(paper, 1) == pytest.approx(11.918, abs=1e-3)
+    assert baselines.spent(paper, 100) > 500
+    assert baselines.spent(baselines.clipped(rounds=100), 100) == pytest.approx(10)
+    for options in ({"clip": 0.0}, {"rounds": 0}, {"delta": 2.0}, {"epsilon": 0.0}):
         with pytest.raises(UserError):
-            baselines.ClippedFedAvg(LocalSGD(0.1), **options)  # type: ignore[arg-type]
+            baselines.clipped(**options)  # type: ignore[arg-type]
 
 
 def test_a_newton_step_is_the_model_without_the_client() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.local.sgd import LocalSGD
+from turnout.random import IntArray
 from turnout.server.optimisers import Gradient
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ class Algorithm:
     def output(self, model: Tensor) -> Tensor:
         """What is evaluated and returned, where that is not the current model (an average of many)."""
         return model
+
+    def about(self, server: Server, clients: IntArray) -> dict[str, NDArray[Any]]:
+        """Columns of the table of clients: what a simulation knows of these and nobody sends."""
+        return {}
 
     def predictor(self) -> LocalSGD | None:
         """The local work whose `predict` serves the clients, where they do not all serve the global model."""

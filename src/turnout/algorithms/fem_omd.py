@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from turnout.algorithms.fedem import FedEM
+from turnout.errors import UserError
 from turnout.local.mixture import MixtureSGD
 from turnout.local.online_mixture import OnlineMixtureSGD
 
@@ -28,6 +29,11 @@ class FEMOMD(FedEM):
     min_weight: float = 0.01
     em_steps: int = 1
     scale: float = 0.1
+
+    def check(self) -> None:
+        if self.em_steps < 1:
+            raise UserError(f"algorithm.em_steps: {self.em_steps} must be at least 1")
+        super().check()
 
     def predictor(self) -> MixtureSGD:
         options = {"min_weight": self.min_weight, "weight_steps": self.em_steps, "scale": self.scale}

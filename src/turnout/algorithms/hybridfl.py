@@ -33,6 +33,7 @@ class HybridFL(Regional):
     region's clients that survive, `theta_init` at first: ceil(`fraction` N_r / theta_r) of them are woken. Slow regions
     may have no model among the first, which is logged. Edges keep counts and no names. With `count_late` and `oracle_q`
     whoever is late works on and says when it is done, unless it is selected again; else the late are told to stop.
+    The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
     slack: str = "count_late"
@@ -74,6 +75,9 @@ class HybridFL(Regional):
         self.ledger.ping(late.versions, self.region[late.clients], late.arrived_at)
         for counts in self.ledger.close(server.now):
             self.estimator.observe(counts)
+        server.note(
+            **{f"theta_{name}": float(theta) for name, theta in zip(self.names, self.estimator.theta, strict=True)}
+        )
 
     def select(self, server: Server, size: IntArray) -> IntArray:
         """C_r N_r clients of each region; those still at work on an older model drop that."""

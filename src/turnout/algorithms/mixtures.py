@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr
 
 from turnout.algorithms.algorithm import Algorithm
 from turnout.local.mixture import MixtureSGD
 from turnout.local.sgd import LocalSGD
 from turnout.personal.mixture import MixtureTask, Outputs
-from turnout.random import FloatArray
+from turnout.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.task import Task
@@ -56,6 +57,9 @@ class Mixtures(Algorithm):
         kept = server.store.get(self.predictor().state_shapes(server.task), np.asarray(clients, np.int64))["weights"]
         weights: FloatArray = kept.double().cpu().numpy()
         return np.where(weights.sum(1, keepdims=True) > 0, weights, 1 / self.components)
+
+    def about(self, server: Server, clients: IntArray) -> dict[str, NDArray[Any]]:
+        return {f"weight_{m}": column for m, column in enumerate(self.weights_of(server, clients).T)}
 
     def take_note(self, server: Server, updates: Updates) -> None:
         """Tell the history of this round's clients."""

@@ -43,7 +43,7 @@ def probe_ratio(
     if not len(historical):
         raise UserError("stream.fresh: a ratio is estimated on historical clients, and there is none")
     cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve(task))
-    work = Probe(local.lr, steps=steps, batch_size=local.batch_size, batching=local.batching)
+    work = Probe.extend(local, steps=steps)
     rows = population.samples(historical, np.zeros(len(historical)))
     key = random.key(seed, "probe", historical)
     with threads(cohort.plan.threads):

@@ -131,7 +131,7 @@ class LocalSGD:
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:
         """This kind of work with the settings of another."""
-        return cls(**{part.name: getattr(base, part.name) for part in fields(base)}, **more)
+        return cls(**{part.name: getattr(base, part.name) for part in fields(base)} | more)
 
     def bind(self, options: Mapping[str, Any]) -> Self:
         """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""

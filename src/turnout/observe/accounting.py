@@ -8,7 +8,8 @@ Mironov, "Renyi differential privacy", CSF 2017, by the accountant of Google's `
 - of local noise: one Gaussian event an upload, for the client that has sent most. Any two updates are neighbours: they
   are at most 2 C apart once clipped to C, and nobody needs to trust the server.
 
-A run that is resumed is charged for the rounds that may have been computed and lost, too.
+A run that is resumed is charged for the rounds that may have been computed and lost, too: of local noise, for as many
+uploads in each as one client ever had in a round.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class Accounting(Observer):
         self._accountant = package.rdp.RdpAccountant(orders, relation)
         self._composed = 0
         self.spend(self.spent)  # before a resume
+
+    def lose(self, rounds: int) -> None:
+        """So many rounds may have been computed and lost: each may have released something."""
+        self.lost += rounds
 
     def spend(self, events: int) -> float:
         """Epsilon after that many events in all."""
@@ -125,6 +130,7 @@ class LocalAccounting(Accounting):
         super().__init__(delta)
         self.multiplier = noise.std / (2 * clip.norm)
         self.uploads: IntArray = np.zeros(0, np.int64)  # [N]
+        self.busiest = 1  # uploads of one client in a round, at most so far
 
     def on_start(self, server: Server) -> None:
         package = accounting()
@@ -135,15 +141,19 @@ class LocalAccounting(Accounting):
 
     def on_round(self, server: Server, record: Round) -> None:
         sent = [job.client for job in record.jobs if job.outcome == ARRIVED and not job.logged]
-        np.add.at(self.uploads, sent, 1)
+        new = np.bincount(np.array(sent, np.int64), minlength=len(self.uploads))
+        self.uploads, self.busiest = self.uploads + new, max(self.busiest, int(new.max(initial=0)))
         record.facts["local_epsilon"] = self.spend(int(self.uploads.max(initial=0)))
 
+    def lose(self, rounds: int) -> None:
+        super().lose(rounds * self.busiest)
+
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return super().save()[0], {"uploads": torch.as_tensor(self.uploads)}
+        return super().save()[0] | {"busiest": self.busiest}, {"uploads": torch.as_tensor(self.uploads)}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         super().load(facts, tensors)
-        self.uploads = tensors["uploads"].numpy().copy()
+        self.uploads, self.busiest = tensors["uploads"].numpy().copy(), facts["busiest"]
 
 
 NOT_PRIVATE = {"private": False, "why": "a seed of the noise was given: whoever knows it can take the noise off"}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+_OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked")  # events that are not of the training
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Audit(Observer):
             self._squares[client] += weight**2
 
     def on_event(self, server: Server, event: Any) -> None:
-        if event.kind in ("resumed", "restarted", "damaged_checkpoint"):  # of this process, not of the training
+        if event.kind in _OF_THE_PROCESS:
             return
         self._events[event.kind] = self._events.get(event.kind, 0) + 1
 

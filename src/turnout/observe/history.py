@@ -90,20 +90,29 @@ class Table:
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
         """All rows, as arrays by column; a missing number is NaN."""
-        self_columns = {name: list(values) for name, values in self.columns.items()}
-        if self.segments:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
+        fresh = {name: _array(name, values) for name, values in self.columns.items()}
+        if not self.segments:
+            return fresh
+        assert self.folder is not None
+        written = read_segments([self.folder / segment for segment in self.segments])
+        before, names = len(next(iter(written.values()))), dict.fromkeys([*written, *fresh])
+        parts = {name: (written.get(name, _none(before)), fresh.get(name, _none(self.rows))) for name in names}
+        return {name: np.concatenate(pair) if self.rows else pair[0] for name, pair in parts.items()}
 
-            assert self.folder is not None
-            parts = [pq.read_table(self.folder / segment) for segment in self.segments]
-            written = pa.concat_tables(parts, promote_options="default").to_pydict()
-            names = [*written, *(name for name in self_columns if name not in written)]
-            before = len(next(iter(written.values())))
-            self_columns = {
-                name: written.get(name, [None] * before) + self_columns.get(name, [None] * self.rows) for name in names
-            }
-        return {name: _array(name, values) for name, values in self_columns.items()}
+
+def read_segments(paths: Sequence[Path]) -> dict[str, np.ndarray[Any, Any]]:
+    """What these files hold, as arrays by column; a missing number is NaN."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not paths:
+        return {}
+    table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def _none(rows: int) -> np.ndarray[Any, Any]:
+    return np.full(rows, np.nan)
 
 
 def _array(name: str, values: list[Any]) -> np.ndarray[Any, Any]:

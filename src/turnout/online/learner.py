@@ -29,6 +29,10 @@ from turnout.online.samples import Received, Samples
 AVERAGING = ("running_mean", "none", "ema")
 
 
+class DivergedError(UserError):
+    """What was learnt is no longer finite."""
+
+
 class Played(NamedTuple):
     """What the clients announce."""
 
@@ -90,6 +94,10 @@ class Learner:
                 raise UserError("online.observe: samples contain NaN or infinity; clean the data first")
         self.step, self.playing = self.step + 1, False
         self.learn(samples)
+        if not all(bool(torch.isfinite(part).all()) for part in (self.components, self.weights)):
+            raise DivergedError(
+                f"online.lr: it has diverged, nothing finite is left to play after step {self.step}; lower it"
+            )
 
     def learn(self, samples: Samples) -> None:
         """Find components and weights to play next."""

@@ -24,6 +24,7 @@ from turnout.online.environment import GaussianStream
 from turnout.online.learner import Learner
 from turnout.online.samples import Samples
 from turnout.random import FloatArray
+from turnout.statistics import interval
 
 LINEAR = 0.9  # a regret that grows like t to a power above this is as good as linear
 SUBLINEAR, UNDECIDED = "sub-linear", "undecided"
@@ -50,8 +51,6 @@ def exponents(times: ArrayLike, regrets: ArrayLike) -> FloatArray:
 
 def growth(times: ArrayLike, regrets: ArrayLike) -> Growth:
     """Whether the regret of several runs `[runs, len(times)]` grows more slowly than time."""
-    from turnout.studies.study import interval
-
     mean, half = interval(exponents(times, regrets))
     verdict = SUBLINEAR if mean + half < LINEAR else "linear" if mean - half >= LINEAR else UNDECIDED
     return Growth(mean, half, verdict)

@@ -44,6 +44,14 @@ def room(capacity: float | int | None, samples: int) -> int:
     return min(capacity, samples) if isinstance(capacity, int) else round(capacity * samples)
 
 
+def check_growth(capacity: float | int | None, kept: int, arrived: int) -> None:
+    """Raise where not all that has arrived fits beside what is kept; a share below all samples never has room."""
+    if capacity is None or not arrived:
+        return
+    if kept + arrived > capacity if isinstance(capacity, int) else capacity < 1:
+        raise UserError(f"policy: growing keeps {arrived} samples beside {kept}, past capacity {capacity}; use fifo")
+
+
 @dataclass(frozen=True, eq=False)
 class Datastore:
     """Keys and values in the order they came. `model` is the `fingerprint` of what made the keys; a query with those of

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from turnout import random
 from turnout.errors import UserError
 from turnout.files import write_durably
-from turnout.personal.datastore import Datastore, check_capacity, fingerprint, room
+from turnout.personal.datastore import Datastore, check_capacity, check_growth, fingerprint, room
 from turnout.personal.knn import KNN, check_votes, flat, mixed
 from turnout.task import look_inside
 
@@ -122,11 +122,13 @@ class KNNPersonaliser:
     def update(self, inputs: Tensor, targets: Tensor, policy: str = "growing", retune: bool = True) -> Self:
         """Samples have arrived: see `Datastore.update`. To `retune`, they are asked about before they are remembered,
         and lambda is the best one for the newest of all that were, `knn.fraction` of the memory. A memory that is empty
-        and may grow starts with them."""
+        and may grow starts with them; one that has no room for them may not grow."""
         store, held = self._fitted()
         if not len(store) and policy == "growing":
             return self.fit(inputs, targets)
         samples = self.represent(inputs, targets)
+        if policy == "growing":
+            check_growth(self.capacity, len(store), len(samples.keys))
         self.store = store.update(samples.keys, samples.values, policy)
         if retune and len(store):
             self.held = held.newest(samples.asked(store, self.knn), self.knn.held_back(len(self.store)))

@@ -86,16 +86,18 @@ ARRIVALS: dict[str, Callable[..., Arrivals]] = {
 
 def periods(arrivals: Arrivals, samples: IntArray, seed: int) -> IntArray:
     """`[total]` the period in which each sample arrives, client after client, of each in order."""
-    left, dealt = samples.copy(), list[IntArray]()
+    left, owners, moments = samples, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    period = 0
     while left.any():
-        if len(dealt) == MOST_PERIODS:
+        if period == MOST_PERIODS:
             raise UserError(
                 f"stream: after {MOST_PERIODS} periods {left.sum()} samples have not arrived; raise the rate"
             )
-        dealt.append(np.minimum(arrivals(seed, samples, len(dealt)), left))
-        left = left - dealt[-1]
-    table = np.array(dealt).reshape(-1, len(samples)).T  # [N, T]
-    return np.repeat(np.broadcast_to(np.arange(len(dealt)), table.shape).ravel(), table.ravel())
+        counts = np.minimum(arrivals(seed, samples, period), left)
+        owners.append(np.repeat(np.arange(len(samples)), counts))
+        moments.append(np.full(len(owners[-1]), period))
+        left, period = left - counts, period + 1
+    return np.concatenate(moments)[np.argsort(np.concatenate(owners), kind="stable")]
 
 
 def _check(name: str, value: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from turnout.random import IntArray, permutation
 
@@ -107,9 +108,10 @@ RULES: dict[str, Callable[..., Tensor]] = {
 def bucketed(rows: Tensor, weights: Tensor, buckets: int, key: IntArray) -> tuple[Tensor, Tensor]:
     """The rows dealt at random into `buckets` of equal size (up to one row): their weighted means, and the sums of
     their weights."""
-    bucket = torch.as_tensor(permutation(key, len(rows)) % buckets, device=rows.device)
-    total = weights.new_zeros(buckets).index_add(0, bucket, weights)
-    sums = rows.new_zeros(buckets, rows.shape[1]).index_add(0, bucket, weights[:, None] * rows)
+    dealt = torch.as_tensor(np.argsort(permutation(key, len(rows))), device=rows.device)  # one to each bucket in turn
+    rest = -len(rows) % buckets
+    total = F.pad(weights[dealt], (0, rest)).view(-1, buckets).sum(0)
+    sums = F.pad((weights[:, None] * rows)[dealt], (0, 0, 0, rest)).view(-1, buckets, rows.shape[1]).sum(0)
     return sums / total.clamp(min=_TINY)[:, None], total
 
 

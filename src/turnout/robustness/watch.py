@@ -134,7 +134,7 @@ class Watch(Observer):
                 f"detectors.response: {self.settings.response} acts on the weights of a step, and this algorithm has a "
                 "rule of its own; use report"
             )
-        self._look(server, Updates(jobs, _trained, server.version, 1, server.model))
+        self._look(server, Updates.computed(jobs, server.version, server.model))
         self._round = set()
 
     def _look(self, server: Server, updates: Updates) -> NDArray[np.bool_]:
@@ -230,7 +230,3 @@ class Watch(Observer):
 
 def _vector(job: Job) -> bool:
     return job.result is not None and "delta" in job.result[0]
-
-
-def _trained(jobs: Sequence[Job]) -> None:
-    """Updates that counted were computed before."""

@@ -76,6 +76,10 @@ class Mailbox(Server):
     # -- inviting ---------------------------------------------------------------------------------------------
 
     @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
     def now(self) -> float:
         return self._clock / self._ticks
 

@@ -182,6 +182,11 @@ class Server:
         """Who can be invited now."""
         raise NotImplementedError
 
+    @property
+    def in_flight(self) -> int:
+        """How many jobs are under way."""
+        raise NotImplementedError
+
     def durations(self, work: LocalSGD) -> Durations:
         """How long the clients take for this work, as far as it is known."""
         raise NotImplementedError
@@ -525,7 +530,8 @@ class Server:
         return None if kept is None else Personal(kept)
 
     def clients(self) -> dict[str, NDArray[Any]]:
-        """A row for each client evaluated: its measures under the output, and whether it is unseen."""
+        """A row for each client evaluated: its measures under the output, whether it is unseen, and what the algorithm
+        knows of it."""
         first = next(iter(self._evaluators.values()))
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
@@ -533,7 +539,7 @@ class Server:
             for split, (_, measures, counts) in self.client_measures(self.output).items():
                 table |= {f"{split}_{name}": values for name, values in measures.items()}
                 table[f"{split}_samples"] = counts
-        return table
+            return table | self.algorithm.about(self, first.clients)
 
     # -- state ------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,11 @@ class Updates:
         self._ticks = ticks_per_second
         self._model = model  # [P] any one: what the vectors look like where there is none
 
+    @classmethod
+    def computed(cls, jobs: Sequence[Job], version: int, model: Tensor) -> Updates:
+        """Of jobs whose vectors are all there already, such as those of a round's record."""
+        return cls(jobs, lambda _: None, version, 1, model)
+
     def __len__(self) -> int:
         return len(self.jobs)
 

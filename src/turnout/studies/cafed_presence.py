@@ -108,7 +108,7 @@ c / 10; data iid ("even", CA-Fed only) or Dirichlet(0.5) for each class ("mixed"
 Other than in the source: three lengths of watching; no data that differ between clusters only; under spatial
 correlation no baseline but AdaFed; and, as in the study cafed, a fifth of MNIST and fewer server rates."""
     sizes = {
-        "small": Rounds(**small(rounds=dict.fromkeys(TRIED, 4))),
+        "small": Rounds(**small(rounds=dict.fromkeys(TRIED, 2))),
         "default": Rounds(),
     }
     claims = tuple(_claims())

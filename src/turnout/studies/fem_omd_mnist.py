@@ -24,7 +24,7 @@ from turnout.observe.curves import line_chart
 from turnout.online.baselines import FedOMD
 from turnout.online.components import Classifiers
 from turnout.online.environment import LabelledStream, classes_in_order
-from turnout.online.learner import FEMOMD, Learner
+from turnout.online.learner import FEMOMD, DivergedError, Learner
 from turnout.online.regret import LINEAR, accuracy_regret, exponents
 from turnout.random import FloatArray
 from turnout.studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
@@ -65,14 +65,17 @@ def learner_of(method: str, task: Task, lr: float, size: Size) -> Learner:
 
 
 def accuracies(learner: Learner, stream: LabelledStream, steps: int) -> FloatArray:
-    """`[T, C]` of what is played at every step, on its test samples."""
-    found = []
+    """`[T, C]` of what is played at every step, on its test samples; 0 from where it has diverged."""
+    found = np.zeros((steps, stream.clients))
     for step in range(steps):
         learner.play()
         tests = stream.tests(step)
-        found.append((learner.predict(tests).argmax(-1) == tests.targets).double().mean(1).numpy())
-        learner.observe(stream.samples(step))
-    return np.stack(found)
+        found[step] = (learner.predict(tests).argmax(-1) == tests.targets).double().mean(1).numpy()
+        try:
+            learner.observe(stream.samples(step))
+        except DivergedError:
+            break
+    return found
 
 
 def accuracies_in_hindsight(task: Task, stream: LabelledStream, steps: int, epochs: int, seed: int) -> FloatArray:
@@ -209,15 +212,8 @@ Grouping, width, rates and seeds are not given in the source."""
         return carry_out
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
-        first, *others = seeds
-        grid: list[Trial] = [{"method": method, "lr": lr, "seed": first} for method in METHODS for lr in size.rates]
-        trials.all(grid)
-        tuned = {
-            method: min(size.rates, key=lambda lr: final(trials(method=method, lr=lr, seed=first)))
-            for method in METHODS
-        }
-        trials.all([{"method": method, "lr": tuned[method], "seed": seed} for seed in others for method in METHODS])
-        return tuned
+        cells = [{"method": method} for method in METHODS]
+        return trials.tune(cells, size.rates, seeds, lambda measures: -final(measures))
 
     def pictures(self, results: Results) -> dict[str, str]:
         lines = {}

@@ -186,7 +186,7 @@ mean drop-out rates 0.1, 0.3, 0.6, for 600 and 400 rounds without training. FedA
 when somebody drops out; HybridFL estimates how many survive by `count_late`, starting from 0.5.
 Other than in the source: several seeds; the estimator of the source never leaves its first value."""
     sizes = {
-        "small": Size(rounds=6, fractions=(0.1, 0.5), dropouts=(0.6,)),
+        "small": Size(rounds=3, fractions=(0.1, 0.5), dropouts=(0.6,)),
         "default": Size(),
     }
     claims = tuple(_claims())

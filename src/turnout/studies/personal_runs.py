@@ -104,23 +104,8 @@ class PersonalStudy(Study):
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
         """Every method at its own learning rate, by the validation accuracy of the first seed."""
-        grid: dict[tuple[str, str], list[Trial]] = {
-            (part, method): [{"part": part, "method": method, "lr": lr, "seed": seeds[0]} for lr in size.rates]
-            for part in self.parts
-            for method in size.methods
-        }
-        trials.ahead(trial for tried in grid.values() for trial in tried)
-        tuned: dict[str, float] = {}
-        for (part, method), tried in grid.items():
-            best = max(tried, key=lambda trial: float(np.nan_to_num(trials(**trial)["validation"])))
-            tuned[f"{part} {method}"] = best["lr"]
-        every: list[Trial] = [
-            {"part": part, "method": method, "lr": tuned[f"{part} {method}"], "seed": seed}
-            for seed in seeds
-            for part, method in grid
-        ]
-        trials.all(every)
-        return tuned
+        cells = [{"part": part, "method": method} for part in self.parts for method in size.methods]
+        return trials.tune(cells, size.rates, seeds)
 
 
 def of(quantity: str, part: str, method: str) -> Values:

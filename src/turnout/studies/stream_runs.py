@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from turnout.algorithms.stream_fedavg import StreamFedAvg
 from turnout.cohort.plan import Plan
 from turnout.cohort.probe import probe_ratio
@@ -99,23 +97,8 @@ class StreamStudy(Study):
 
     def script(self, size: Size, seeds: Sequence[int], trials: Trials) -> dict[str, float]:
         """Every weighting at its own learning rate, by the validation accuracy of the first seed."""
-        grid: dict[tuple[float, str | float], list[Trial]] = {
-            (share, kind): [{"share": share, "weighting": kind, "lr": lr, "seed": seeds[0]} for lr in size.rates]
-            for share in size.shares
-            for kind in (*BASELINES, OURS, *GRID)
-        }
-        trials.ahead(trial for tried in grid.values() for trial in tried)
-        tuned: dict[str, float] = {}
-        for (share, kind), tried in grid.items():
-            best = max(tried, key=lambda trial: float(np.nan_to_num(trials(**trial)["validation"])))
-            tuned[f"{share} {kind}"] = best["lr"]
-        every: list[Trial] = [
-            {"share": share, "weighting": kind, "lr": tuned[f"{share} {kind}"], "seed": seed}
-            for seed in seeds
-            for share, kind in grid
-        ]
-        trials.all(every)
-        return tuned
+        cells = [{"share": share, "weighting": kind} for share in size.shares for kind in (*BASELINES, OURS, *GRID)]
+        return trials.tune(cells, size.rates, seeds)
 
     def pictures(self, results: Results) -> dict[str, str]:
         shares: dict[str | float, float] = {"fresh": 0.0, **{kind: kind for kind in GRID}, "historical": 1.0}

@@ -23,30 +23,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError, unknown
 from turnout.files import as_json_text, write_text
 from turnout.random import FloatArray
+from turnout.statistics import interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 ENOUGH_SEEDS = 5
-CONFIDENCE = 0.95
 
 Trial = dict[str, Any]  # what is tried: scheme, learning rate, seed, ...
 Measures = dict[str, Any]  # what came out, as JSON has it
 Experiment = Callable[[Trial], Measures]
 Say = Callable[[str], None]
-
-
-def interval(values: Sequence[float] | FloatArray) -> tuple[float, float]:
-    """Mean over seeds and the half width of its Student interval; infinite where the values cannot tell."""
-    numbers = np.asarray(values, np.float64)
-    if len(numbers) < 2 or not np.isfinite(numbers).all():
-        return float(numbers.mean()) if len(numbers) else math.nan, math.inf
-    quantile = float(stdtrit(len(numbers) - 1, (1 + CONFIDENCE) / 2))
-    return float(numbers.mean()), quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
 
 
 def verdict(values: Sequence[float] | FloatArray, above: float = -math.inf, below: float = math.inf) -> str:
@@ -131,6 +121,11 @@ class Claim:
         return Judgement(self, values.tolist(), mean, half, verdict(values, self.above, self.below))
 
 
+def validation(measures: Measures) -> float:
+    """The accuracy on samples held back; 0 where there is no number."""
+    return float(measures["validation"] or 0)
+
+
 class Trials:
     """Carries out each trial once. Finished ones are lines of a file, and are read back by the next run."""
 
@@ -176,6 +171,21 @@ class Trials:
         self.ahead(trials)
         for trial in trials:
             self(**trial)
+
+    def tune(
+        self,
+        cells: Iterable[Trial],
+        rates: Sequence[float],
+        seeds: Sequence[int],
+        score: Callable[[Measures], float] = validation,
+    ) -> dict[str, float]:
+        """Carry out every cell of a grid at its own learning rate: the first of the best scores on the first seed.
+        Returns the rates, each by the values of its cell."""
+        grid = [(cell, [{**cell, "lr": lr, "seed": seeds[0]} for lr in rates]) for cell in cells]
+        self.ahead(trial for _, tried in grid for trial in tried)
+        best = [(cell, max(tried, key=lambda trial: score(self(**trial)))["lr"]) for cell, tried in grid]
+        self.all([{**cell, "lr": lr, "seed": seed} for seed in seeds for cell, lr in best])
+        return {" ".join(map(str, cell.values())): lr for cell, lr in best}
 
     @property
     def asked(self) -> list[tuple[Trial, Measures]]:

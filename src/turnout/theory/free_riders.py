@@ -41,8 +41,9 @@ def ou_map(
     of a sample's gradient, `mu` FedProx's pull: with kappa = r + mu and g = exp(-lr kappa n),
 
     eta = g + mu (1 - g) / kappa,    rho^2 = lr sigma^2 / (2 S kappa) (1 - g^2)."""
-    kappa = _curvature(lr, curvature, mu)
-    return _map(math.exp(-lr * kappa * steps), kappa, mu, lr * grad_noise**2 / (2 * batch_size * kappa))
+    kappa = _curvature(lr, curvature, batch_size, mu)
+    kept = math.exp(-lr * kappa * steps)
+    return ClientMap(kept + mu * (1 - kept) / kappa, lr * grad_noise**2 / (2 * batch_size * kappa) * (1 - kept**2))
 
 
 def sgd_map(
@@ -51,19 +52,19 @@ def sgd_map(
     """The same of SGD itself on a quadratic, exactly: g = (1 - lr kappa)^n and
 
     rho^2 = lr^2 sigma^2 / S (1 - g^2) / (1 - (1 - lr kappa)^2)."""
-    kappa = _curvature(lr, curvature, mu)
-    kept = 1 - lr * kappa
-    return _map(kept**steps, kappa, mu, lr**2 * grad_noise**2 / batch_size / (1 - kept**2))
+    kappa = _curvature(lr, curvature, batch_size, mu)
+    kept = (1 - lr * kappa) ** steps
+    return ClientMap(
+        kept + mu * (1 - kept) / kappa, lr**2 * grad_noise**2 / batch_size * _geometric(1 - lr * kappa, steps)
+    )
 
 
-def _curvature(lr: float, curvature: float, mu: float) -> float:
-    check_positive("free-riders: lr", lr)
-    check_positive("free-riders: curvature", curvature)
+def _curvature(lr: float, curvature: float, batch_size: int, mu: float) -> float:
+    for name, value in (("lr", lr), ("curvature", curvature), ("batch_size", batch_size)):
+        check_positive(f"free-riders: {name}", value)
+    if not mu >= 0:
+        raise UserError(f"free-riders: mu {mu} must be at least 0")
     return curvature + mu
-
-
-def _map(kept: float, kappa: float, mu: float, stationary: float) -> ClientMap:
-    return ClientMap(kept + mu * (1 - kept) / kappa, stationary * (1 - kept**2))
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class FreeRiding:
     disguise: ArrayLike = 0.0  # [K] phi_k, or one for all
 
     def __post_init__(self) -> None:
+        for name in ("samples", "declared"):
+            if not (np.asarray(getattr(self, name), np.float64) >= 0).all():
+                raise UserError(f"free-riders: {name} {getattr(self, name)} must be at least 0")
         if not self._share.sum() > 0:
             raise UserError("free-riders: without an honest client the model stays what it was; give samples above 0")
         if not ((self._eta >= 0) & (self._eta < 1)).all():
@@ -117,7 +121,9 @@ class FreeRiding:
 
     def rounds_to(self, part: float) -> float:
         """Rounds until that part of the distance from the fixed point is left."""
-        return math.log(part) / math.log(self.contraction)
+        if not 0 < part <= 1:
+            raise UserError(f"free-riders: a part of {part} of the distance; it must be above 0 and at most 1")
+        return math.log(part) / math.log(self.contraction) if self.contraction > 0 else 1.0
 
     @property
     def fixed_point(self) -> float:
@@ -180,4 +186,6 @@ def variance_path(riding: FreeRiding, disguise: ArrayLike, decay: ArrayLike = 1.
 
 def _geometric(contraction: float, rounds: float) -> float:
     """sum over t < rounds of contraction^(2t)."""
+    if abs(contraction) == 1:
+        return rounds
     return (1 - math.pow(contraction, 2 * rounds)) / (1 - contraction**2)

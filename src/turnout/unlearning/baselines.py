@@ -7,7 +7,7 @@
     fedaccum       stored updates, added up again without the forgotten clients
     federaser      the same with new directions of the stored lengths
                    (Liu, Ma, Yang, Wang, Liu, "FedEraser", IWQoS 2021)
-    dp             the last model of a training in which every update was clipped and noised (`ClippedFedAvg`)
+    dp             the last model of a training in which every update was clipped and noised (`clipped`)
 
 As compared in Fraboni et al., "SIFU: sequential informed federated unlearning", AISTATS 2024.
 """
@@ -17,31 +17,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout import random
 from turnout.algorithms.algorithm import Algorithm
-from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError, check_positive
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer, Round
 from turnout.random import FloatArray, IntArray
 from turnout.run import Experiment, execute
-from turnout.sampling.sampler import Selection
+from turnout.server.privacy import Privacy
 from turnout.server.server import Server
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
-from turnout.unlearning.calibration import achieved_epsilon, check_budget, noise_ratio
+from turnout.unlearning.calibration import achieved_epsilon, noise_ratio
 from turnout.unlearning.forget import noised, retraining
 from turnout.unlearning.settings import Unlearning
 from turnout.unlearning.table import Table
-
-if TYPE_CHECKING:
-    from turnout.server.updates import Job
 
 
 @dataclass(frozen=True)
@@ -76,14 +70,10 @@ class Archive(Observer):
         rows = np.flatnonzero(record.weights)
         jobs = [record.jobs[row] for row in rows.tolist()]
         if jobs:
-            updates = Updates(jobs, _computed, server.version, 1, server.model)
+            updates = Updates.computed(jobs, server.version, server.model)
             self.rounds.append(
                 StoredRound(updates.clients, server.optimiser.lr * record.weights[rows], updates.deltas.cpu())
             )
-
-
-def _computed(jobs: Sequence[Job]) -> None:
-    """Updates that counted were computed before."""
 
 
 def last(model: Tensor, table: Table, settings: Unlearning, clients: Sequence[int], seed: int | None = None) -> Tensor:
@@ -140,44 +130,23 @@ class FedEraser(Algorithm):
             server.step(updates, stored.weights[places] * np.divide(once, now, out=np.zeros(len(now)), where=now > 0))
 
 
-@dataclass
-class ClippedFedAvg(FedAvg):
-    """FedAvg whose updates are clipped to `clip`, and whose steps are noised: N(0, (2 clip max weight)^2 ratio^2).
+def clipped(
+    clip: float = 0.5,
+    epsilon: float = 10.0,
+    delta: float = 0.01,
+    rounds: int | None = None,
+    noise_seed: int | None = None,
+) -> Privacy:
+    """`privacy` of a training whose updates are clipped and whose steps are noised by (2 clip max weight) ratio.
 
-    `per_round` is the paper's: the classic noise of (epsilon, delta) in every round, which together is much more (see
-    `spent`). Without it the noise is for all of `rounds` together. The draws are keyed, as in every simulation, so they
-    protect nobody.
-    """
+    The paper's is the classic noise of (epsilon, delta) in every round, which together is much more (see `spent`). With
+    `rounds` it is the exact one for all of them together."""
+    check_positive("rounds", rounds)
+    ratio = noise_ratio(epsilon, delta, "classic" if rounds is None else "analytic") * math.sqrt(rounds or 1)
+    return Privacy(noise=2 * ratio, clip=clip, delta=delta, noise_seed=noise_seed)
 
-    clip: float = 0.5
-    epsilon: float = 10.0
-    delta: float = 0.01
-    per_round: bool = True
-    rounds: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budget(self.epsilon, self.delta)
-        for name in ("clip", "rounds"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
-
-    @property
-    def ratio(self) -> float:
-        """Noise by sensitivity."""
-        if self.per_round:
-            return noise_ratio(self.epsilon, self.delta, "classic")
-        return noise_ratio(self.epsilon, self.delta) * math.sqrt(self.rounds)
-
-    def spent(self, rounds: int) -> float:
-        """The epsilon of so many rounds together, at delta; what sampling adds to privacy is not counted."""
-        return achieved_epsilon(math.sqrt(rounds) / self.ratio, self.delta)
-
-    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
-        if not len(updates):
-            return super().aggregate(server, updates, chosen)
-        weights = self.weights(server, updates, chosen)
-        scale = self.clip / np.maximum(self.clip, updates.norms().double().cpu().numpy())
-        noise = random.normal(random.key(server.seed, "clipped noise", server.version), server.task.size)
-        noise *= 2 * self.clip * float(weights.max()) * self.ratio
-        change = updates.weighted_sum(weights * scale) + torch.from_numpy(noise).to(server.model)
-        return server.publish(server.model + self.server_lr * change, updates, weights * scale)
+def spent(privacy: Privacy, rounds: int) -> float:
+    """The epsilon of so many rounds together, at delta, where a client's update may be another: what sampling adds to
+    privacy is not counted."""
+    return achieved_epsilon(2 * math.sqrt(rounds) / privacy.noise, privacy.delta)

@@ -63,6 +63,9 @@ class Branches:
         """Where a request rolls back to, and what is promised then."""
         asked = sorted(set(clients))
         self._check(asked)
+        for branch in {*(cut.branch for cut in self.lineage), len(self.models) - 1}:
+            if 0 not in self.models[branch].rounds:
+                raise UserError(f"unlearn: the models of branch {branch} are gone; restore the files of its rounds")
         bounds = [self._bound(group) for group in (asked, *self.requests)]
         lineage = roll_back(
             self.lineage,

@@ -22,7 +22,7 @@ from typing import Any
 
 import turnout
 from turnout.errors import UserError
-from turnout.files import as_json_text, write_durably, write_text
+from turnout.files import as_json_text, remove_durably, write_durably, write_text
 from turnout.observe.observer import Observer
 from turnout.run import Experiment, execute
 from turnout.unlearning.assumptions import assumptions
@@ -36,6 +36,7 @@ from turnout.unlearning.sensitivity import read_table
 from turnout.unlearning.settings import Unlearning
 
 ENTROPY, SEED, NONE = "the operating system's entropy", "a seed that was given", "none: the model has seen no data"
+BUDGET = ("epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention")
 _REPLACED = ("model.safetensors", "clients.parquet", "result.json")
 
 
@@ -133,6 +134,14 @@ def _unfinished(run: Run) -> UserError:
     return UserError(f"unlearn: request {run.answered + 1} is not finished; go on with: {run.folder} {names}")
 
 
+def _check_new(run: Run) -> None:
+    """Raise if the next request left something behind before: its noise must not be used again."""
+    number = run.answered + 1
+    for path in (run.start_path(number), run.home(number)):
+        if path.exists():
+            raise UserError(f"unlearn: the log does not know of {path}; lines were cut off, restore {run.log.path}")
+
+
 def unlearn(
     run: Run,
     clients: Sequence[int],
@@ -143,8 +152,9 @@ def unlearn(
 ) -> Certificate:
     """Carry a request out, or go on with one that was interrupted."""
     asked = sorted(set(clients))
-    if run.pending is None:
-        run.branches.plan(asked)  # refuse before anything is written
+    if run.pending is None:  # refuse before anything is written
+        _check_new(run)
+        run.branches.plan(asked)
     elif run.pending["clients"] != asked:
         raise _unfinished(run)
     return _Request(run, asked, noise_seed).carry_out(checkpoint_every, observers)
@@ -215,8 +225,7 @@ class _Request:
         return {str(path.relative_to(self.run.folder)): sha256(path) for path in paths}
 
     def _destroyed(self, dead: dict[str, str]) -> dict[str, Any]:
-        for name in dead:
-            (self.run.folder / name).unlink(missing_ok=True)
+        remove_durably(self.run.folder / name for name in dead)
         return {"count": len(dead)}
 
     def _retrained(self, checkpoint_every: int, observers: Sequence[Observer]) -> dict[str, Any]:
@@ -255,12 +264,7 @@ class _Request:
             "request": self.number,
             "received": requested["at"],
             "forgotten": retrained["forgotten"],
-            "budget": {
-                name: requested["settings"][name]
-                for name in (
-                    "epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention",
-                )
-            },
+            "budget": {name: requested["settings"][name] for name in BUDGET},
             "threshold": planned["threshold"],
             "guarantee": guarantee(settings, tables, lineage, self.clients).as_dict(),
             "earlier": [guarantee(settings, tables, lineage, group).as_dict() for group in self.branches.requests],
@@ -279,7 +283,7 @@ class _Request:
             },
             "audit": before | after,
             "log": {"entry": superseded["number"], "hash": superseded["hash"]},
-        }  # fmt: skip
+        }
         certificate = json.loads(as_json_text(certificate))
         return {"statement": statement(certificate, found), **certificate}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from turnout.errors import unknown
+from turnout.errors import UserError, unknown
 from turnout.files import write_durably
 
 _WAITING = 16  # models in memory at most, where there is a folder
@@ -44,9 +44,13 @@ def write_model(path: Path, model: Tensor) -> None:
 
 
 def read_model(path: Path) -> Tensor:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(path)["model"]
+    try:
+        return load_file(path)["model"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise UserError(f"unlearn: {path} holds no model that can be read ({error}); restore the file") from error
 
 
 class Models:
@@ -61,7 +65,8 @@ class Models:
     def open(cls, folder: Path, last: int) -> Models:
         """Those up to a round that a run has left in a folder."""
         models = cls(folder)
-        models._written = {int(path.stem) for path in folder.glob("[0-9]*.safetensors") if int(path.stem) <= last}
+        numbers = (int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdigit())
+        models._written = {number for number in numbers if number <= last}
         return models
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.errors import UserError
 from turnout.files import as_json_text, write_text
 from turnout.observe.observer import Observer, Round
 from turnout.random import FloatArray
@@ -54,6 +55,9 @@ class Sensitivity(Observer):
         self._written = 0  # turns in the file
 
     def on_start(self, server: Server) -> None:
+        for client in (client for group in self.table.groups for client in group):
+            if not 0 <= client < server.population.size:
+                raise UserError(f"unlearning.groups: {client} is not one of the {server.population.size} clients")
         self._before = server.model
         if not server.begun:
             self._cut_file(0)
@@ -86,7 +90,7 @@ class Sensitivity(Observer):
         return Turn.of(
             clients,
             weights,
-            Updates(jobs, _trained, server.version, 1, server.model).deltas,
+            Updates.computed(jobs, server.version, server.model).deltas,
             lr,
             shares=server.importance[clients] if self.settings.weights == "population" else None,
             contraction=contraction,
@@ -124,8 +128,11 @@ class Sensitivity(Observer):
         if self.settings.retention != "frugal":
             return False
         within = self._psi <= self.settings.threshold
-        for client in set(turn.clients) or range(len(self._psi)):
-            self._psi[client] += turn.increment([client])
+        if turn.clients:
+            clients, increments = turn.alone()
+            self._psi[clients] += increments
+        else:
+            self._psi += turn.moved
         return bool((within & (self._psi > self.settings.threshold)).any())
 
     # -- on disk and in checkpoints ---------------------------------------------------------------------------
@@ -170,14 +177,13 @@ def read_lines(path: Path) -> list[str]:
 
 def read_table(folder: Path) -> tuple[Table, dict[str, Any]]:
     """Table and facts that a run has left in a folder."""
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return Table.read(read_lines(folder / "table.jsonl"), facts), facts
+    try:
+        facts: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        return Table.read(read_lines(folder / "table.jsonl"), facts), facts
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"unlearn: {folder} holds no table that can be read ({error}); restore its files") from error
 
 
 def _lr(job: Job) -> float:
     """The learning rate of a job."""
     return float(job.options.get("lr", job.work.lr) * job.work.lr_factor(job.version))
-
-
-def _trained(jobs: Sequence[Job]) -> None:
-    """Updates that counted were computed before."""

@@ -82,6 +82,14 @@ class Turn:
             return self.moved
         return sum(self.shares[row] * self.distances[row] for row in gone) / left
 
+    def alone(self) -> tuple[IntArray, FloatArray]:
+        """The clients of the round, and d of each that leaves alone."""
+        clients, place = np.unique(self.clients, return_inverse=True)
+        left = 1 - np.bincount(place, self.shares)
+        parts = np.bincount(place, np.multiply(self.shares, self.distances))
+        others = (left >= 1e-12) & (len(clients) > 1)
+        return clients, np.divide(parts, left, out=np.full(len(clients), self.moved), where=others)
+
 
 @dataclass
 class Table:

@@ -18,6 +18,8 @@ from typing import Any
 
 ENTRIES = ("requested", "planned", "noised", "retrained", "destroying", "destroyed", "superseded", "certified")
 
+BUDGET = ("epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention")
+
 
 def problems(run: Path) -> list[str]:
     """What is wrong with the run's record of forgetting; nothing, if all is well."""
@@ -40,8 +42,11 @@ def problems(run: Path) -> list[str]:
         if "certified" not in steps:
             found.append(f"request {number}: it is not finished")
             break
-        groups.append(steps["requested"]["clients"])
-        found += check_request(run, number, steps, groups, lineage)
+        try:
+            groups.append(steps["requested"]["clients"])
+            found += check_request(run, number, steps, groups, lineage)
+        except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+            found.append(f"request {number}: its record is not whole ({type(error).__name__}: {error})")
         if found:  # what comes after builds on it
             break
         lineage = steps["planned"]["lineage"]
@@ -65,10 +70,13 @@ def check_chain(text: bytes, found: list[str]) -> list[dict[str, Any]]:
             entry = json.loads(line)
             rest = {name: value for name, value in entry.items() if name != "hash"}
             right = hashlib.sha256(_canonical(rest)).hexdigest()
-            good = line == _canonical(entry) and (entry["hash"], entry["previous"]) == (right, previous)
+            told = (entry["hash"], entry["previous"], entry["number"])
+            good = (
+                line == _canonical(entry) and told == (right, previous, number) and {"event", "request"} <= set(entry)
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             good = False
-        if not good or entry["number"] != number:
+        if not good:
             found.append(f"log: line {number + 1} is not as it was written")
             return entries
         previous = entry["hash"]
@@ -124,10 +132,11 @@ def check_request(
         if not all(_near(a, b) for a, b in zip([*right, *at_cuts], [*stated, *promise["psi"]], strict=True)):
             words = "mu {:.6g}, epsilon {:.6g}, delta {:.6g}".format(*right)
             found.append(f"request {number}: the promise to {group} should be {words}")
-    if certificate["noise"]["private"] != (planned["noise"] != "a seed that was given"):
-        found.append(f"request {number}: whether its noise is private is not what the log says")
-    if certificate["log"]["hash"] != steps["superseded"]["hash"]:
-        found.append(f"request {number}: its certificate names another log")
+    found += [
+        f"request {number}: its certificate does not say of {name} what the log says"
+        for name, value in facts_of(number, steps, everybody).items()
+        if certificate[name] != value
+    ]
     found += [
         f"request {number}: {name} was to be destroyed"
         for name in steps["destroying"]["files"]
@@ -137,6 +146,35 @@ def check_request(
     if start.exists() and _hash(start) != steps["noised"]["start"]:
         found.append(f"request {number}: {start.name} is not the model that was noised")
     return found
+
+
+def facts_of(number: int, steps: dict[str, dict[str, Any]], everybody: list[int]) -> dict[str, Any]:
+    """What a certificate repeats of the log."""
+    settings, planned, noised = steps["requested"]["settings"], steps["planned"], steps["noised"]
+    return {
+        "request": number,
+        "received": steps["requested"]["at"],
+        "version": steps["requested"]["version"],
+        "forgotten": everybody,
+        "budget": {name: settings[name] for name in BUDGET},
+        "threshold": planned["threshold"],
+        "rollback": planned["lineage"][-1],
+        "lineage": planned["lineage"],
+        "noise": {
+            "sigma": settings["sigma"],
+            "source": planned["noise"],
+            "private": planned["noise"] != "a seed that was given",
+        },
+        "retraining": {name: steps["retrained"][name] for name in ("rounds", "stopped")},
+        "destroyed": len(steps["destroying"]["files"]),
+        "models": {
+            "before": steps["requested"]["model"],
+            "rolled back to": noised["rolled_back_to"],
+            "retraining began with": noised["start"],
+            "after": steps["superseded"]["model"],
+        },
+        "log": {"entry": steps["superseded"]["number"], "hash": steps["superseded"]["hash"]},
+    }
 
 
 def _reborn(run: Path, name: str, steps: dict[str, dict[str, Any]]) -> bool:

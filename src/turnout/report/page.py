@@ -1,0 +1,205 @@
+"""The report: one HTML file that needs nothing else, for one run or for up to ten compared."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from html import escape
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnout import __version__
+from turnout.errors import UserError
+from turnout.files import write_text
+from turnout.report import audit, costs, overview, panels, read, timeline
+from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
+from turnout.report.read import Recorded
+
+MOST = 10  # runs on a page
+MARK = '<meta name="generator" content="Turnout report'
+Section = tuple[str, str, list[Block]]  # anchor, title, what is in it
+
+
+def write(folders: Sequence[Path | str], path: Path) -> Path:
+    """Report the runs in these folders; a file that is not a report is never overwritten."""
+    if path.is_dir():
+        raise UserError(f"report: {path} is a folder; name a file with --out")
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:500]:
+        raise UserError(f"report: {path} exists and is not a report; name another file with --out")
+    if not 1 <= len(folders) <= MOST:
+        raise UserError(f"report: {len(folders)} runs; a page shows from 1 to {MOST}")
+    write_text(path, page([read.recorded(folder) for folder in folders]))
+    return path
+
+
+def page(runs: Sequence[Recorded]) -> str:
+    """The file's text."""
+    groups = read.settings(runs)
+    names = read.labels(groups)
+    found = [section for section in sections(groups, names) if section[2]]
+    charts: list[Chart] = []
+    lanes: list[dict[str, Any]] = []
+    body = "".join(_section(section, charts, lanes) for section in found)
+    figures = [{"figure": chart.figure, "byRounds": chart.by_rounds} for chart in charts]
+    return _asset("page.html").format(
+        mark=f'{MARK} {__version__}">',
+        title=escape(names[0] if len(groups) == 1 else f"{len(runs)} runs compared"),
+        subtitle=escape(_subtitle(groups)),
+        style=_asset("page.css"),
+        links="".join(f'<a href="#{anchor}">{escape(words)}</a>' for anchor, words, _ in found),
+        body=body,
+        version=__version__,
+        charts=_packed(_document(figures)),
+        timelines=_packed(_document(lanes)),
+        plotly=_plotly(),
+        script=_asset("timeline.js") + _asset("page.js"),
+    )
+
+
+def sections(groups: list[list[Recorded]], names: list[str]) -> list[Section]:
+    """All there can be; those that are empty are left out of the page."""
+    named = [
+        (run, name if len(group) == 1 else f"{name}, seed {run.seed}")
+        for name, group in zip(names, groups, strict=True)
+        for run in group
+    ]
+    runs, singly = [run for run, _ in named], [name for _, name in named]
+    special: list[Block] = []
+    for name, group in zip(names, groups, strict=True):
+        found = panels.panels(group[0])
+        special += [_titled(block, name) for block in found] if len(groups) > 1 else found
+    lanes = timeline.timelines(runs, singly)
+    return [
+        ("result", "Result", overview.result(groups, names)),
+        ("setting", "What was run", overview.setting(groups, names)),
+        ("curves", "Curves", overview.learning(groups, names)),
+        ("timeline", "Timeline", [Timelines(lanes)] if lanes else []),
+        ("audit", "Turnout audit: whose data counted", audit.audit(groups, names)),
+        ("costs", "Communication, energy, waste", costs.costs(groups, names)),
+        ("method", "What is special to the method", special),
+        ("log", "Log", overview.logs(runs, singly)),
+    ]
+
+
+def _titled(block: Block, name: str) -> Block:
+    return replace(block, title=f"{block.title} ({name})") if isinstance(block, Chart | Grid | Picture) else block
+
+
+def _subtitle(groups: list[list[Recorded]]) -> str:
+    run = groups[0][0]
+    if len(groups) > 1:
+        words = [f"{len(groups)} settings", ", ".join(sorted({group[0].algorithm for group in groups}))]
+    else:
+        data, clients = run.config.get("data", {}).get("name"), run.config.get("clients", {}).get("count")
+        words = [" on ".join(filter(None, (run.algorithm, data))), f"{clients} clients" if clients else ""]
+        words.append(f"{len(groups[0])} seeds" if len(groups[0]) > 1 else f"seed {run.seed}" if run.config else "")
+    unfinished = sum(not one.finished for group in groups for one in group)
+    words.append(f"{unfinished} unfinished" if unfinished else "")
+    return " · ".join(filter(None, words))
+
+
+# -- HTML -----------------------------------------------------------------------------------------------------
+
+_SWITCH = (
+    '<div class="switch" role="group" aria-label="Horizontal axis"><button type="button" data-over="time" '
+    'aria-pressed="true">virtual time</button><button type="button" data-over="rounds" aria-pressed="false">'
+    "rounds</button></div>"
+)
+
+
+def _section(section: Section, charts: list[Chart], lanes: list[dict[str, Any]]) -> str:
+    anchor, title, found = section
+    parts = []
+    for kind, alike in groupby(found, type):
+        inside = "".join(_html(block, charts, lanes) for block in alike)
+        parts.append(f'<div class="charts">{inside}</div>' if kind is Chart else inside)
+    switch = _SWITCH if any(isinstance(block, Chart) and block.by_rounds for block in found) else ""
+    return f'<section id="{anchor}"><h2>{escape(title)}</h2>{switch}{"".join(parts)}</section>'
+
+
+def _html(block: Block, charts: list[Chart], lanes: list[dict[str, Any]]) -> str:
+    match block:
+        case Chart(title, _, about):
+            charts.append(block)
+            plot = f'<div class="plot" role="img" aria-label="{escape(f"{title}. {about}")}"></div>'
+            number = len(charts) - 1
+            return f'<figure class="card chart" data-chart="{number}">{_caption(title, about)}{plot}</figure>'
+        case Grid(headers, rows, title, about):
+            head = "".join(f'<th scope="col">{escape(text)}</th>' for text in headers)
+            cells = f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, rows))}</tbody>"
+            kind = ' class="pairs"' if len(headers) == 2 and not headers[0] else ""
+            reach = f'class="wide" tabindex="0" role="region" aria-label="{escape(title or "table")}"'
+            return f'<div class="card">{_caption(title, about)}<div {reach}><table{kind}>{cells}</table></div></div>'
+        case Words(text):
+            return f"<p>{escape(text)}</p>"
+        case Facts(values):
+            return f'<dl class="facts">{"".join(_fact(*map(escape, value)) for value in values)}</dl>'
+        case Picture(title, svg, about):
+            source = f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+            image = f'<img alt="{escape(f"{title}. {about}")}" src="{source}">'
+            return f'<figure class="card picture">{_caption(title, about)}{image}</figure>'
+        case Folded(title, text):
+            return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+        case Timelines(found):
+            lanes.extend(found)
+            options = "".join(f'<option value="{i}">{escape(one["label"])}</option>' for i, one in enumerate(found))
+            return _asset("timeline.html").format(options=options, hidden="" if len(found) > 1 else "hidden")
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = cells
+    return f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in others)}</tr>'
+
+
+def _fact(what: str, value: str, hint: str) -> str:
+    return f'<div class="fact"><dt>{what}</dt><dd>{value}</dd>{f"<dd><small>{hint}</small></dd>" if hint else ""}</div>'
+
+
+def _caption(title: str, about: str) -> str:
+    words = (f"<h3>{escape(title)}</h3>" if title else "") + (f"<p>{escape(about)}</p>" if about else "")
+    return f'<div class="caption">{words}</div>' if words else ""
+
+
+# -- what is embedded -----------------------------------------------------------------------------------------
+
+
+def _asset(name: str) -> str:
+    return (resources.files("turnout.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """The library that draws the charts, as its package ships it."""
+    try:
+        return _packed((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise UserError("report: plotly is not installed; pip install 'plotly>=6'") from error
+
+
+def _packed(content: bytes) -> str:
+    """Compressed, in letters that may stand in HTML; the same bytes give the same text."""
+    return b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def _document(content: Any) -> bytes:
+    return json.dumps(content, default=_typed, allow_nan=False).encode()
+
+
+_KINDS = {"f": ("f4", np.float32), "i": ("i4", np.int32), "u": ("u1", np.uint8)}
+
+
+def _typed(values: Any) -> Any:
+    """Arrays as plotly reads them: the kind of number, and the bytes."""
+    if isinstance(values, np.generic):
+        return values.item()
+    name, kind = _KINDS[values.dtype.kind]
+    shape = {} if values.ndim == 1 else {"shape": ",".join(map(str, values.shape))}
+    return {"dtype": name, "bdata": b64encode(np.ascontiguousarray(values, kind).tobytes()).decode(), **shape}

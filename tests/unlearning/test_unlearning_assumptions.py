@@ -1,0 +1,66 @@
+"""What the promise rests on: every fact of a run decides its own sentence, of any branch the model came through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnout.unlearning.assumptions import ASSUMED, FAILS, HOLDS, UNKNOWN, assumptions, heuristic
+from turnout.unlearning.settings import Unlearning
+
+GOOD: dict[str, Any] = {
+    "stale_rounds": 0, "unexplained_rounds": 0, "largest_step": 1.0, "largest_lr": 0.5, "everybody": True,
+    "full_batches": True, "momentum": False, "clipped": False, "client_state": False,
+}  # fmt: skip
+KNOWN: dict[str, Any] = {"convex": True, "smoothness": 4.0}
+
+
+def states(facts: dict[str, Any], **settings: Any) -> dict[str, str]:
+    """Of two branches, the second as good as can be."""
+    return {one.sentence: one.state for one in assumptions(Unlearning(**KNOWN | settings), [facts, GOOD])}
+
+
+def test_all_that_can_hold_holds() -> None:
+    found = states(GOOD)
+    assert list(found.values()) == [HOLDS] * 8 + [ASSUMED]
+    assert not heuristic(assumptions(Unlearning(**KNOWN), [GOOD]))
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "words", "state"),
+    [
+        ("largest_lr", 0.6, "learning rate times smoothness is at most 2", FAILS),
+        ("momentum", True, "plain SGD", FAILS),
+        ("clipped", True, "plain SGD", FAILS),
+        ("client_state", True, "plain SGD", FAILS),
+        ("unexplained_rounds", 1, "weighted sum of the updates", FAILS),
+        ("stale_rounds", 1, "from the current global model", FAILS),
+        ("largest_step", 1.1, "server's step is at most 1", FAILS),
+        ("full_batches", False, "use the same batches", ASSUMED),
+        ("everybody", False, "invited to the same rounds", ASSUMED),
+    ],
+)
+def test_each_fact_decides_its_sentence(fact: str, value: Any, words: str, state: str) -> None:
+    before, after = states(GOOD), states(GOOD | {fact: value})
+    assert [sentence for sentence in after if after[sentence] != before[sentence]] == [
+        sentence for sentence in after if words in sentence
+    ]
+    assert [after[sentence] for sentence in after if words in sentence] == [state]
+    assert heuristic(assumptions(Unlearning(**KNOWN), [GOOD, GOOD | {fact: value}])) == (state == FAILS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "state"),
+    [
+        ({"convex": False}, "is convex", UNKNOWN),
+        ({"smoothness": None}, "learning rate times smoothness", UNKNOWN),
+        ({"bound": "contracted"}, "contracted bound", FAILS),
+        ({"bound": "contracted", "smoothness": 2.0}, "contracted bound", HOLDS),
+        ({"bound": "contracted", "smoothness": None}, "contracted bound", UNKNOWN),
+        ({"weights": "population"}, "realised in each round", FAILS),
+    ],
+)
+def test_what_is_stated_decides_the_rest(settings: dict[str, Any], words: str, state: str) -> None:
+    found = states(GOOD, **settings)
+    assert [found[sentence] for sentence in found if words in sentence] == [state]
