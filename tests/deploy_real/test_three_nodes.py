@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 from real_network import Network, until
 
 from turnout.deploy import enrol, keys
+from turnout.deploy.client import FOLDER as CLIENT_FOLDER
 from turnout.deploy.link import node
-from turnout.deploy.processes import birth, descendants
+from turnout.deploy.processes import Child, birth, descendants, environment, free_port, program
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,16 @@ def jobs(run: Path) -> list[dict[str, Any]]:
 
 def result(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def runs(parent: int, command: bytes) -> list[int]:
+    """The processes below this one whose command line has these letters."""
+    found = []
+    for pid in descendants(parent):
+        with suppress(OSError):  # it has just ended
+            if command in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -60,7 +71,7 @@ def test_a_client_killed_in_mid_round(network: Network) -> None:
 
     def kill(run: Path) -> None:
         until(lambda: (run / "checkpoints" / "000000001.safetensors").exists())
-        time.sleep(1.0)
+        until(lambda: runs(network.nodes[2].pid, b"flwr-clientapp"))
         network.nodes[2].kill()
 
     run = network.run("killed_client", kill)
@@ -77,9 +88,8 @@ def test_a_server_killed_in_mid_round(network: Network) -> None:
 
     def kill(run: Path) -> None:
         until(lambda: (run / "checkpoints" / "000000001.safetensors").exists())
-        for pid in descendants(network.link.child.pid):
-            if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+        for pid in runs(network.link.child.pid, b"flwr-serverapp"):
+            os.kill(pid, signal.SIGKILL)
 
     run = network.run("killed_server", kill)
     assert "resumed" in (run / "log.txt").read_text()
@@ -97,6 +107,9 @@ def test_a_node_with_a_wrong_key_or_without_the_certificate_is_refused(network: 
     keys.make_node_key(wrong_key / "node.key")
     keys.make_certificates(wrong_authority, ["127.0.0.1"])
     strangers = [node(folder, network.link.address) for folder in (wrong_key, wrong_authority)]
+    plain = [program("flower-supernode"), "--superlink", network.link.address, "--insecure", "--port", str(free_port())]
+    plain += ["--node-config", f'{CLIENT_FOLDER}="{tmp_path}"']
+    strangers.append(Child(plain, tmp_path / "plain.log", environment(tmp_path / "flower")))
     try:
         until(lambda: "not registered" in strangers[0].log.read_text() or not strangers[0].running())
         until(lambda: "CERTIFICATE_VERIFY_FAILED" in strangers[1].log.read_text() or not strangers[1].running())
@@ -105,6 +118,7 @@ def test_a_node_with_a_wrong_key_or_without_the_certificate_is_refused(network: 
         assert sorted(row["client"] for row in jobs(run)) == [0, 1, 2]
         assert not (wrong_key / "memory").exists()
         assert not (wrong_authority / "memory").exists()
+        assert not (tmp_path / "memory").exists()
     finally:
         for child in strangers:
             child.stop()
