@@ -182,14 +182,14 @@ class Updates:
         return [(block, [there for there, _ in pairs], [here for _, here in pairs]) for block, pairs in parts]
 
     def __getitem__(self, name: str) -> Tensor:
-        """`[k, ...]` the named vectors, row by row."""
+        """`[k, ...]` the named vectors, row by row; not to be changed in place."""
         return self._gather(name)
 
     def _gather(self, name: str, held: bool = False) -> Tensor:
         if not self.jobs:
             return self._none
         blocks = self._blocks(held)
-        parts = [block[name][there] for block, there, _ in blocks]
+        parts = [_some(block[name], there) for block, there, _ in blocks]
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = [row for _, _, rows in blocks for row in rows]
         if order == list(range(len(order))):
@@ -220,7 +220,7 @@ class Updates:
             if len(there) == 1:
                 part: Tensor = values[there[0]] * float(weights[rows[0]])
             else:
-                values = values if there == list(range(len(values))) else values[there]
+                values = _some(values, there)
                 row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
                 part = torch.tensordot(row, values, dims=1)
             total = part if total is None else total + part
@@ -236,3 +236,8 @@ class Updates:
         """`[k, k]` inner products; also of held updates, which only a simulation can know."""
         values = self._gather(name, held).flatten(1)
         return torch.mm(values, values.T)
+
+
+def _some(values: Tensor, rows: list[int]) -> Tensor:
+    """These rows, without a copy if they are all."""
+    return values if rows == list(range(len(values))) else values[rows]
