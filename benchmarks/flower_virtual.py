@@ -68,7 +68,7 @@ def measure(overrides: list[str], clients: int, rounds: int) -> dict[str, float]
     watched = Watched(people.app.client)
     object.__setattr__(people.app, "client", watched)
     begun = clocks()
-    execute(experiment, simulation=simulation)
+    execute(experiment, kind=simulation)
     overhead = (clocks() - begun - watched.seconds) / watched.calls
     return {
         "tasks": watched.calls,

@@ -132,18 +132,18 @@ def execute(
     overwrite: bool = False,
     configuration: str | None = None,
     observers: Sequence[Observer] = (),
-    simulation: Callable[..., Server] = Simulation,
+    kind: Callable[..., Server] = Simulation,
 ) -> Result:
     """Carry out an experiment. With a folder, the record, checkpoints and the model are written there; `resume` goes on
     from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
-    the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `simulation` is the kind
-    of server that carries it out."""
+    the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `kind` makes the
+    server that carries it out."""
     history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
         checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
         log = Log(folder / "log.txt")
-    server = simulation(
+    server = kind(
         experiment.task,
         experiment.population,
         experiment.algorithm,

@@ -12,6 +12,7 @@ from turnout.command import print_json
 from turnout.display import client_columns, show_summary
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
+from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.watching import NOBODY, Watching
 
@@ -25,7 +26,7 @@ def carry_out(
     resume: bool,
     as_json: bool,
     watching: Watching = NOBODY,
-    simulation: Callable[..., Simulation] = Simulation,
+    kind: Callable[..., Server] = Simulation,
 ) -> None:
     """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged."""
     trackers = watching.trackers(settings.name, complete)
@@ -38,7 +39,7 @@ def carry_out(
             overwrite=overwrite,
             configuration=config.as_toml(complete),
             observers=[*trackers, *([screen] if screen else [])],
-            simulation=simulation,
+            kind=kind,
         )
     if settings.report:
         leave_report(folder, experiment)

@@ -38,7 +38,7 @@ def settings(app: Path = NUMPY, seconds: tuple[float, ...] = SECONDS, **sections
 
 def simulate(world: dict[str, Any], folder: Path | None = None, **options: Any) -> Result:
     experiment, _, _, simulation = build(world)
-    return execute(experiment, folder, simulation=simulation, **options)
+    return execute(experiment, folder, kind=simulation, **options)
 
 
 def imported(name: str) -> Any:

@@ -116,7 +116,7 @@ class Chain(Algorithm):
 def test_clients_go_on_from_what_they_have() -> None:
     """As in SAFA: the app is then called with the client's own model, which the server's is the sum of changes to."""
     experiment, _, _, simulation = build(settings(**FULL))
-    result = execute(replace(experiment, algorithm=Chain(AppWork())), simulation=simulation)
+    result = execute(replace(experiment, algorithm=Chain(AppWork())), kind=simulation)
     hand, model = HandWritten(3), np.zeros(5)
     for number in range(3):
         model = model + hand(model, 1, number)

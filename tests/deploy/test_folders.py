@@ -25,6 +25,7 @@ from turnout import UserError, config
 from turnout.cli import app
 from turnout.deploy import client, enrol, keys, server_app
 from turnout.deploy.folder import prepare
+from turnout.deploy.memory import Memory
 from turnout.deploy.processes import Child, birth, descendants
 
 SMALL = ["clients.count=3", "run.rounds=2", "local.epochs=1", "sampler.name=full", "engine.threads=1"]
@@ -208,3 +209,11 @@ def test_the_shard_is_the_client_s_part_of_the_population(folder: Path) -> None:
         own = client.worker(folder / "clients" / str(number)).engine.population
         rows = torch.as_tensor(people.train.row(number).astype("int64"))
         assert torch.equal(own.inputs[torch.as_tensor(own.train.row(0))], people.inputs[rows])
+
+
+def test_a_server_cannot_look_at_other_files_of_a_client(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "memory")
+    memory.remember("models", "abc", {"model": torch.ones(2)}, 3)
+    (tmp_path / "memory" / "answers").mkdir()
+    assert memory.recall("models", "abc") is not None
+    assert memory.recall("answers", "../models/abc") is None

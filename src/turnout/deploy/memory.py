@@ -23,6 +23,8 @@ class Memory:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        if not name.isalnum():  # names are digests; the server has no business with other files
+            return None
         path = self.folder / kind / f"{name}.safetensors"
         try:
             found: Named = load_file(path)

@@ -86,15 +86,11 @@ def _is_old(app: App) -> bool:
 # -- a ServerApp with a main function ---------------------------------------------------------------------------
 
 
-class _Listener(Grid):
-    """A grid on which nobody answers, and which ends the app once it has heard enough."""
+class AppGrid(Grid):
+    """What every grid of an app has: the one run, and messages as Flower makes them."""
 
-    def __init__(self, clients: int) -> None:
-        self.clients = clients
-        self.train: RecordDict | None = None
-        self.evaluate: RecordDict | None = None
+    def __init__(self) -> None:
         self._run = Run.create_empty(RUN_ID)
-        self._sleeps = 0
 
     @property
     def run(self) -> Run:
@@ -107,6 +103,17 @@ class _Listener(Grid):
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class _Listener(AppGrid):
+    """A grid on which nobody answers, and which ends the app once it has heard enough."""
+
+    def __init__(self, clients: int) -> None:
+        super().__init__()
+        self.clients = clients
+        self.train: RecordDict | None = None
+        self.evaluate: RecordDict | None = None
+        self._sleeps = 0
 
     def get_node_ids(self) -> Iterable[int]:
         return range(self.clients)

@@ -50,7 +50,7 @@ def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
         checkpoint_every=running.checkpoint_every,
         resume=(run / "plan.json").exists(),
         configuration=(folder / "config.toml").read_text(encoding="utf-8"),
-        simulation=partial(
+        kind=partial(
             Deployment, grid=grid, enrolment=enrolment, settings=deploy, timeline=Timeline(run / "arrivals"), **options
         ),
     )

@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore.run import Run
 from torch import Tensor
 
 from turnout.algorithms.algorithm import Algorithm
-from turnout.deploy.app import RUN_ID, examples, metrics, model_in, numbers_in, seeded, why
-from turnout.deploy.opening import Ended, quiet, server_key, sleeping
+from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
+from turnout.deploy.opening import AppGrid, Ended, quiet, server_key, sleeping
 from turnout.deploy.screen import RejectedError, Rejection
 from turnout.deploy.virtual import AppSimulation, AppWork
 from turnout.errors import UserError
@@ -164,16 +162,16 @@ def _trains(message: Message) -> bool:
     return message.metadata.message_type.startswith(MessageType.TRAIN)
 
 
-class VirtualGrid(Grid):
+class VirtualGrid(AppGrid):
     """Flower's `Grid` over simulated clients; client ids are node ids."""
 
     def __init__(self, server: GridSimulation, rounds: Iterator[int], local: LocalSGD) -> None:
+        super().__init__()
         self.server, self.rounds, self.local = server, rounds, local
         self.question = AppQuestion(batch_size=local.batch_size)
         self.contents: dict[tuple[int, int], RecordDict] = {}  # replies by job, until they are delivered
         self.evaluated: dict[int, RecordDict] = {}  # replies by client, in this round
         self.last: ArrayRecord | None = None  # what a strategy ended with
-        self._run = Run.create_empty(RUN_ID)
         self._messages: dict[str, Message] = {}  # that no client has done with
         self._expires: dict[str, int] = {}  # ticks, of those that a reply is awaited to
         self._jobs: dict[tuple[int, int], str] = {}  # which message a job works on
@@ -186,18 +184,6 @@ class VirtualGrid(Grid):
         self._pushed = self._sleeps = 0
 
     # -- what an app sees -------------------------------------------------------------------------------------
-
-    @property
-    def run(self) -> Run:
-        return self._run
-
-    def set_run(self, run: Run) -> None:
-        self._run = run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Who is online; after replies have been handed over, in the round that begins with the next model."""
