@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-browser test-tracking test-deploy lint bench docs clean
+.PHONY: demo test test-browser test-tracking test-deploy test-ray lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,14 @@ $(VENV)/installed-tracking: $(VENV)/installed-dev
 
 test-tracking: $(VENV)/installed-tracking
 	$(BIN)/pytest tests/servers
+
+$(VENV)/installed-ray: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	touch $@
+
+# Real Ray workers on loopback: minutes, and no part of the suite.
+test-ray: $(VENV)/installed-ray
+	$(BIN)/pytest tests/ray_real
 
 bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py

@@ -23,7 +23,8 @@ from turnout import LocalSGD, Plan, Ragged, Task
 from turnout.algorithms.knn_per import KNNPer
 from turnout.cohort.evaluate import Evaluator, Personal
 from turnout.cohort.store import ClientStore
-from turnout.cohort.train import Cohort, Jobs, threads
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Cohort, Jobs
 from turnout.random import key
 
 INPUTS, CLASSES = 32, 10

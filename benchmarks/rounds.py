@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=[*WORKLOADS, "million"], action="append")
     parser.add_argument("--rounds", type=int, default=0, help="rounds to time (default: by workload)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "float64"])
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16", "float64"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=int, default=2048, help="MiB for one training call")
     parser.add_argument("--json", action="store_true")
@@ -146,7 +146,7 @@ def main() -> None:
         print(json.dumps(child(arguments.side, arguments)))
         return
     rows: dict[str, dict[str, dict[str, Any]]] = {}
-    default = {"W1": 5, "W2": 30, "W3": 8, "W3-mlp": 15, "million": 10}
+    default = {"W1": 5, "W2": 100, "W3": 8, "W3-mlp": 40, "million": 10}
     asked = arguments.rounds
     for workload in arguments.workload or list(WORKLOADS):
         arguments.rounds = asked or default[workload]
@@ -163,7 +163,8 @@ def main() -> None:
 def _show(workload: str, sides: dict[str, dict[str, Any]]) -> None:
     plain = [report["ms"] for side, report in sides.items() if side.startswith("plain")]
     for side, report in sides.items():
-        ratio = f"{min(plain) / report['ms']:6.2f} x the plain loop" if plain else ""
+        ratio = f"{min(plain) / report['ms']:6.2f} x the better plain loop" if plain else ""
+        ratio += f", {plain[0] / report['ms']:6.2f} x that with one thread" if len(plain) > 1 else ""
         memory = f"peak {report['peak_mib']} MiB" + (f", GPU {report['gpu_mib']} MiB" if "gpu_mib" in report else "")
         print(f"{workload:8} {side:10} {report['ms']:9.2f} ms a round (min {report['ms_min']:9.2f})  {memory}  {ratio}")
     sys.stdout.flush()

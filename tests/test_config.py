@@ -252,7 +252,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"model": {"name": "linear", "depth": 3}}, "model.depth: unknown option"),
         ({"model": {"name": "linear", "loss": "mae"}}, "task.loss: unknown name 'mae'"),
         ({"model": {"name": f"{__name__}:no_net"}}, "no_net returned int, not a torch.nn.Module"),
-        ({"engine": {"engine": "ray"}}, "engine.engine: 'ray' is not one of auto, vectorised, sequential"),
+        ({"engine": {"engine": "gpu"}}, "engine.engine: 'gpu' is not one of auto, vectorised, sequential, ray"),
         ({"engine": {"precision": "half"}}, "engine.precision: 'half' is not one of"),
         ({"evaluation": {"rounds": 0}}, "evaluation.rounds: 0 must be above 0"),
     ],

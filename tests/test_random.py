@@ -58,6 +58,13 @@ def test_keys_differ_by_seed_purpose_client_number_and_their_order() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@given(SEEDS, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
+def test_a_key_of_plain_numbers_is_that_of_arrays(seed: int, ids: list[int]) -> None:
+    arrays = [np.array([number]) for number in ids]
+    assert random.key(seed, "p", *ids) == random.key(seed, "p", *arrays)
+    assert random.key(seed, "p", *map(np.int64, ids)) == random.key(seed, "p", *ids[:1], *arrays[1:])
+
+
 def test_key_shape_follows_the_ids() -> None:
     assert random.key(0, "x").shape == random.key(0, "x", 5).shape == ()
     assert random.key(0, "x", np.arange(3)[:, None], np.arange(4)).shape == (3, 4)

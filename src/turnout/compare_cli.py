@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +57,10 @@ def sweep_options(
         typer.Argument(metavar="[OPTION=VALUES]...", help="seed=0..4, algorithm=fedavg,fedfix, local.lr=0.1,0.3, ..."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that share the runs; 0: as many as there are cores.")] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="On a Ray cluster: auto, host:port, or local for one of this machine."),
+    ] = None,
     target: Targets = None,
     report: Report = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs, and how far each is.")] = False,
@@ -77,7 +80,7 @@ def sweep_options(
         if dry_run:
             _list(source, found, as_json)
             return
-        failed = _carry_out(source, found, workers or os.cpu_count() or 1)
+        failed = _carry_out(source, found, workers, ray)
         done = [one.folder for one in found if one.folder not in failed]
         rows = compare([read.recorded(folder) for folder in done], aim)
         if report is not None and done:
@@ -91,13 +94,13 @@ def sweep_options(
         raise typer.Exit(1)
 
 
-def _carry_out(source: str, found: Sequence[Combination], workers: int) -> dict[Path, str]:
+def _carry_out(source: str, found: Sequence[Combination], workers: int, ray: str | None) -> dict[Path, str]:
     """Run what is not finished; which combinations failed, and why."""
     failed, done = {}, sum(one.state == "finished" for one in found)
     if done:
         _say(f"{done} of {len(found)} are finished already")
     try:
-        for one, answer in sweep(source, found, workers):
+        for one, answer in sweep(source, found, workers, ray):
             done += 1
             _say(f"{done} of {len(found)}: {one.folder.name} ({answer.why if isinstance(answer, Failed) else answer})")
             if isinstance(answer, Failed):

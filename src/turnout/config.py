@@ -138,7 +138,10 @@ SECTIONS = (
 )  # fmt: skip
 _OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
-_FREE = ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report")
+_FREE = {
+    "run": ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report"),
+    "engine": ("address", "workers"),
+}
 
 
 def builtin_names() -> list[str]:
@@ -458,7 +461,10 @@ def _name(given: Settings, section: str, default: str | None = None) -> str:
 
 def fingerprint(complete: Settings) -> str:
     """Names a configuration, apart from what may change when a run goes on."""
-    fixed = {**complete, "run": {k: v for k, v in complete["run"].items() if k not in _FREE}}
+    fixed = {
+        section: {name: value for name, value in options.items() if name not in _FREE.get(section, ())}
+        for section, options in complete.items()
+    }
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

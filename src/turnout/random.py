@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -35,21 +36,29 @@ _MUL2 = _signed(0x94D049BB133111EB)
 
 
 def mix(x: Any) -> Any:
-    """SplitMix64's output function on int64 arrays (numpy or torch): a bijection of 64-bit integers."""
+    """SplitMix64's output function on int64 arrays (numpy or torch): a bijection of 64-bit integers. Of a plain integer
+    the lowest 64 bits are right."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MUL1  # the mask turns the arithmetic shift into a logical one
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MUL2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
+@lru_cache(maxsize=1024)
+def _root(seed: int, purpose: str) -> int:
+    return _signed(mix((mix(_signed(seed) + GOLDEN) ^ zlib.crc32(purpose.encode())) + GOLDEN))
+
+
 def key(seed: int, purpose: str, *ids: ArrayLike) -> IntArray:
     """Fold seed, purpose and ids (broadcast together) into int64 keys, at least one-dimensional only if an id is."""
+    folded: Any = _root(seed, purpose)
+    part: Any
     with np.errstate(over="ignore"):
-        folded = mix(np.atleast_1d(np.asarray(_signed(seed), np.int64)) + GOLDEN)
-        folded = mix((folded ^ zlib.crc32(purpose.encode())) + GOLDEN)
         for part in ids:
-            folded = mix((folded ^ np.asarray(part, np.int64)) + GOLDEN)
-    scalar = all(np.ndim(part) == 0 for part in ids)
-    return cast(IntArray, folded.reshape(()) if scalar else folded)
+            if isinstance(folded, int) and isinstance(part, int):  # without the cost of an array
+                folded = _signed(mix((folded ^ part) + GOLDEN))
+            else:
+                folded = mix((np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + GOLDEN)
+    return np.asarray(folded, np.int64)
 
 
 def bits(keys: ArrayLike, count: int) -> IntArray:
@@ -108,7 +117,7 @@ def subset(keys: IntArray, size: int, population: int) -> IntArray:
     """
     if 3 * size > population:
         return permutation(keys, population)[:size]
-    count = size + 16
+    count = size + size // 2 + 16  # mostly enough
     while True:
         draws = integers(keys, count, population)
         first = np.sort(np.unique(draws, return_index=True)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +205,12 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
 
 
 def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
-    """On resume, the choices recorded when the run began."""
+    """On resume, the choices recorded when the run began; where it is computed is chosen anew."""
     if not resume or folder is None or not (folder / "plan.json").exists():
         return plan
     recorded = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     recorded.pop("torch")
-    return Plan(**recorded)
+    return replace(Plan(**recorded), address=plan.address, workers=plan.workers)
 
 
 def _restore(server: Server, history: History, checkpoints: Checkpoints | None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from turnout.choices import Values, several
 from turnout.compare import Target
 from turnout.errors import UserError
 from turnout.run import execute
-from turnout.workers import Failed, share
+from turnout.workers import Failed, share, share_on_cluster
 
 State = Literal["new", "unfinished", "finished"]
 SHORT = {"seed": "run.seed", "lr": "local.lr"} | {section: f"{section}.name" for section in config.SECTIONS}
@@ -105,11 +106,17 @@ def _state(folder: Path, text: str) -> State:
     return "finished" if before == wanted and (folder / "result.json").exists() else "unfinished"
 
 
-def sweep(source: str, found: Sequence[Combination], workers: int) -> Iterator[tuple[Combination, str | Failed | None]]:
-    """Carry out what is not finished; each as it ends, with why it stopped or failed."""
+def sweep(
+    source: str, found: Sequence[Combination], workers: int, cluster: str | None = None
+) -> Iterator[tuple[Combination, str | Failed | None]]:
+    """Carry out what is not finished, here or on a Ray cluster; each as it ends, with why it stopped or failed."""
     todo = [one for one in found if one.state != "finished"]
     pieces = [(source, one.overrides, one.folder) for one in todo]
-    return ((todo[number], answer) for number, answer in share(_carry_out, pieces, workers))
+    if cluster is None:
+        answers = share(_carry_out, pieces, workers or os.cpu_count() or 1)
+    else:
+        answers = share_on_cluster(_carry_out, pieces, cluster, workers)
+    return ((todo[number], answer) for number, answer in answers)
 
 
 def _carry_out(source: str, overrides: list[str], folder: Path) -> str | None:

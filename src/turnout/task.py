@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -78,13 +79,14 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
             return x
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else x.shape
-        count = 1
-        for side in shape:
-            count *= side
-        draws: Tensor = mix(self.key + torch.arange(1, count + 1, device=x.device) * GOLDEN)
+        return x * self.kept(x.shape, self.key) / (1 - self.probability)
+
+    def kept(self, shape: Sequence[int], key: Tensor) -> Tensor:
+        """`[*key.shape, *shape]` which numbers of a batch are kept; channels that go as a whole have sides of 1."""
+        shape = (*shape[:2], *(1 for _ in shape[2:])) if self.channels else tuple(shape)
+        draws: Tensor = mix(key[..., None] + torch.arange(1, math.prod(shape) + 1, device=key.device) * GOLDEN)
         kept: Tensor = ((draws >> 40) & 0xFFFFFF) >= round(self.probability * (1 << 24))
-        return x * kept.view(shape) / (1 - self.probability)
+        return kept.view(*key.shape, *shape)
 
 
 def _key_dropout(module: nn.Module, prefix: str = "") -> None:
@@ -203,6 +205,7 @@ class Task:
         self.initial = self.layout.flatten(parameters)
         self.module.requires_grad_(False)
         self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
+        self.bfloat16 = False  # whether the model computes in bfloat16
         self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
         layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
         self._dropout = [f"{name}.key" if name else "key" for name in layers]
@@ -270,6 +273,9 @@ class Task:
             self.module.train(key is not None)
         if key is not None and self._dropout:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
+        if self.bfloat16:
+            with torch.autocast(inputs.device.type, torch.bfloat16):
+                return cast(Tensor, functional_call(self.module, named, (inputs,))).float()
         outputs: Tensor = functional_call(self.module, named, (inputs,))
         return outputs
 

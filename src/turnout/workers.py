@@ -1,8 +1,10 @@
-"""Work shared by processes that cannot harm each other: one that dies takes only the piece it was at with it."""
+"""Work shared by processes that cannot harm each other: one that dies takes only the piece it was at with it. They are
+on this machine, or on those of a Ray cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,6 +62,34 @@ def share(function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], worke
             process.join()
 
 
+def share_on_cluster(
+    function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], address: str, workers: int = 0
+) -> Iterator[tuple[int, Any]]:
+    """`share` by as many processes as the cluster at this address has cores, or by so many; they work in a folder of
+    the same name as this one's. What has not begun when this iterator ends never will."""
+    from turnout.cohort.ray_pool import connect
+
+    ray = connect("--ray", address)
+    task = ray.remote(num_cpus=1, max_retries=0)(_answer_in)
+    waiting = list(enumerate(pieces))[::-1]
+    busy: dict[Any, int] = {}
+    try:
+        while waiting or busy:
+            while waiting and (not workers or len(busy) < workers):
+                number, piece = waiting.pop()
+                busy[task.remote(os.getcwd(), function, piece)] = number
+            done = ray.wait(list(busy), num_returns=1)[0][0]
+            number = busy.pop(done)
+            try:
+                answer = ray.get(done)
+            except ray.exceptions.RayError as error:
+                answer = Failed(f"its process died ({type(error).__name__})")
+            yield number, answer
+    finally:
+        for unfinished in busy:
+            ray.cancel(unfinished, force=True)
+
+
 def _hire(function: Callable[..., Any]) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -77,6 +107,11 @@ def _work(function: Callable[..., Any], line: Connection) -> None:
         except EOFError:
             return
         line.send(_answer(function, piece))
+
+
+def _answer_in(folder: str, function: Callable[..., Any], piece: tuple[Any, ...]) -> Any:
+    os.chdir(folder)
+    return _answer(function, piece)
 
 
 def _answer(function: Callable[..., Any], piece: tuple[Any, ...]) -> Any:

@@ -17,6 +17,7 @@ import torch
 import turnout
 from support import SIZES, conv, images, local, population, simulation
 from turnout import Crashes, Detection, FedAvg, Full, Plan, Population, Stopping, Uniform, UserError, config
+from turnout.cohort.blocks import Block
 from turnout.observe.observer import Event, Observer, Round
 from turnout.population.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
 from turnout.random import FloatArray, IntArray, key, normal
@@ -127,7 +128,7 @@ def choose(adversary: Adversary, deltas: FloatArray, people: Population | None =
     """Whom it silences of everybody, whose updates are given."""
     people = people or population((4,) * len(deltas))
     server = simulation(FedAvg(local()), replace(people, adversary=adversary), plan=EXACT)
-    block = {"delta": torch.from_numpy(deltas)}
+    block = Block({"delta": torch.from_numpy(deltas)})
 
     def attach(jobs: list[Job]) -> None:
         for job in jobs:

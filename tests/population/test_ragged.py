@@ -39,6 +39,13 @@ def test_from_owner_groups_items_in_order(owner: list[int]) -> None:
 
 @given(ROWS, st.integers(1, 8))
 def test_padding_repeats_the_first_value_or_zero(rows: list[list[int]], width: int) -> None:
-    padded = Ragged.from_rows(rows).padded(np.arange(len(rows)), width)
+    padded = Ragged.from_rows(rows).padded(width)
     expected = [(row + [row[0] if row else 0] * width)[:width] for row in rows]
     assert padded.tolist() == expected
+
+
+def test_all_rows_are_not_copied_but_a_permutation_is_one() -> None:
+    ragged = Ragged.from_rows([[5, 6], [], [7]])
+    assert ragged.rows(np.arange(3)) is ragged
+    assert ragged.rows(np.array([2, 1, 0])).values.tolist() == [7, 5, 6]
+    assert ragged.rows(np.array([0, 1])).values.tolist() == [5, 6]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from turnout import random
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError, check_seconds
 from turnout.local.sgd import LocalSGD
@@ -24,7 +25,8 @@ class Arrivals(Algorithm):
     """Old updates are used as they are, unless `max_staleness` drops them or `staleness_discount` (polynomial
     (s + 1)^-rate, or hinge 1 / (rate (s - from) + 1) beyond `discount_from`) shrinks them: both skew whose data counts,
     and the audit shows how. Clients found offline are asked again at every close; a round that finds nobody at all
-    takes `retry` seconds."""
+    takes `retry` seconds. With `concurrency` only so many work at once: at every close others join them, drawn from
+    those who are online then."""
 
     local: LocalSGD
     max_staleness: int | None = None
@@ -32,12 +34,15 @@ class Arrivals(Algorithm):
     discount_rate: float = 0.5
     discount_from: float = 0.0
     retry: float = 1.0
+    concurrency: int | None = field(default=None, kw_only=True)
     absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
 
     def __post_init__(self) -> None:
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
         check_seconds("algorithm.retry", self.retry)
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UserError(f"algorithm.concurrency: {self.concurrency} must be at least 1")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
 
@@ -56,7 +61,8 @@ class Arrivals(Algorithm):
     def begin(self, server: Server) -> None:
         self.absent, self.back_at = np.zeros(0, np.int64), np.zeros(0)
         durations = server.durations(self.local)
-        self._invite(server, server.population.ids, self.policy(durations), durations)
+        first = server.population.ids if self.concurrency is None else self._drawn(server, self.concurrency)
+        self._invite(server, first, self.policy(durations), durations)
 
     def run(self, server: Server) -> None:
         durations = server.durations(self.local)
@@ -83,7 +89,9 @@ class Arrivals(Algorithm):
         return arrived.select(~old)
 
     def _idle(self, server: Server, arrived: Updates, policy: Policy) -> IntArray:
-        """Who delivered (unless it has restarted by itself), who crashed, and who is back."""
+        """Who delivered (unless it has restarted by itself), who crashed, and who is back; or whoever is drawn."""
+        if self.concurrency is not None:
+            return self._drawn(server, self.concurrency - server.in_flight)
         delivered = arrived.clients[:0] if policy.restart else arrived.clients
         if not len(arrived.failed) and not len(self.absent):
             return delivered
@@ -99,6 +107,10 @@ class Arrivals(Algorithm):
         back_at[due[~back]] = server.online().back_at(absent[due[~back]])
         self.absent, self.back_at = np.delete(absent, due[back]), np.delete(back_at, due[back])
         return np.concatenate([delivered, absent[due[back]]])
+
+    @staticmethod
+    def _drawn(server: Server, size: int) -> IntArray:
+        return server.online().sample(size, random.key(server.seed, "concurrency", server.version))
 
     def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
         work = self.work(clients, policy, durations, server.importance)

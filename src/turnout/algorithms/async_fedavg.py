@@ -31,7 +31,7 @@ class AsyncFedAvg(Arrivals):
     `weight_rule`: `unbiased` is d_i = p_i / f_i with f_i the client's updates a round (the paper's TIME-BASED), from
     the durations where they are known and nobody fails, measured otherwise; `measured` always measures; `naive` is the
     paper's IDENTICAL, d_i = 1, which optimises a loss weighted by speed; `learning_rate` leaves d_i = 1 and multiplies
-    the clients' learning rates by p_i / f_i instead, the same for one local step.
+    the clients' learning rates by p_i / f_i instead, the same for one local step. With `concurrency`, f_i is measured.
     """
 
     weight_rule: str = "unbiased"
@@ -44,6 +44,8 @@ class AsyncFedAvg(Arrivals):
             raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
         if self.weight_rule == "learning_rate" and type(self) is not AsyncFedAvg:
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
+        if self.weight_rule == "learning_rate" and self.concurrency is not None:
+            raise UserError("algorithm.weight_rule: learning_rate needs rates that concurrency leaves to chance")
         check_positive("algorithm.server_lr", self.server_lr)
         self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
 
@@ -64,7 +66,7 @@ class AsyncFedAvg(Arrivals):
         if self.weight_rule in ("naive", "learning_rate"):
             return self.naive(server, updates)
         clients = updates.clients
-        if self.weight_rule == "measured" or not durations.reliable:
+        if self.weight_rule == "measured" or not durations.reliable or self.concurrency is not None:
             return server.importance[clients] * self.gaps.inverse_rates(server.version, clients)
         return server.importance[clients] * self.inverse_rates(policy, durations)[clients]
 

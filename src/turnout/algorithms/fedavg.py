@@ -65,8 +65,9 @@ class FedAvg(Algorithm):
             work, model = self.invitation(server, chosen.clients)
             work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
             server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
-            sending = 0.0 if informed else server.push_seconds(invited, work)
-            limit = None if self.deadline is None else self.deadline + sending
+            limit = self.deadline
+            if limit is not None and not informed:
+                limit += server.push_seconds(invited, work)
             close = server.now + (limit or 0.0)
             enough = min(self.wait_for or invited, invited)
             updates = server.wait(enough or None, seconds=limit if invited else self.retry)

@@ -40,6 +40,12 @@ class FedBuff(AsyncFedAvg):
             raise unknown("algorithm.mode", self.mode, MODES)
         for name in ("buffer_size", "divisor"):
             check_positive(f"algorithm.{name}", getattr(self, name))
+        if self.concurrency is not None and self.mode == "restart":
+            raise UserError("algorithm.concurrency: clients that restart by themselves leave no place; use mode wait")
+        if self.concurrency is not None and self.buffer_size > self.concurrency:
+            raise UserError(
+                f"algorithm.buffer_size: {self.buffer_size} waiting clients, but only {self.concurrency} work at once"
+            )
 
     def policy(self, durations: Durations, version: int = 0) -> Policy:
         clients = durations.population.size

@@ -6,6 +6,7 @@ A row of padding repeats a real sample with weight zero, so it changes nothing b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.local.sgd import LocalSGD
+from turnout.population.ragged import Ragged
 from turnout.random import GOLDEN, mix
 
 
@@ -45,18 +47,32 @@ def shuffles(keys: Tensor, counts: Tensor, width: int) -> Tensor:
     return draws.argsort(dim=-1, stable=True)
 
 
-def plan(work: LocalSGD, keys: Tensor, samples: NDArray[np.int64], how_many: NDArray[np.int64]) -> BatchPlan:
-    """`keys` [C] one a job, `samples` [C] of each client, `how_many` [C] steps each will do; sizes are known here, so
-    that nothing is asked back from the device.
+class Extent(NamedTuple):
+    """How much room the mini-batches of a cohort take: the most samples of a client, steps and passes."""
 
-    Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
+    samples: int
+    steps: int
+    passes: int
+
+    @classmethod
+    def of(cls, work: LocalSGD, samples: NDArray[np.int64], steps: NDArray[np.int64]) -> Extent:
+        passes = -(-steps // work.steps_a_pass(np.maximum(samples, 1)))
+        return cls(max(1, int(samples.max())), int(steps.max()), int(passes.max()))
+
+    def batch(self, work: LocalSGD) -> int:
+        """Samples of a mini-batch, padding included."""
+        return self.samples if work.batching == "full" else min(work.batch_size, self.samples)
+
+
+def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor, extent: Extent) -> BatchPlan:
+    """`keys` [C] one a job, `counts` [C] the samples of each client, `steps` [C] it will do; nothing is asked back from
+    the device. Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
     """
-    width, longest = int(samples.max()), int(how_many.max())
-    counts, steps = (torch.as_tensor(array, device=keys.device) for array in (samples, how_many))
+    width, longest, passes = extent
     if work.batching == "full":
         positions = torch.arange(width, device=keys.device).expand(len(keys), 1, width)
         return BatchPlan(torch.where(positions < counts[:, None, None], positions, 0), counts[:, None])
-    batch = min(work.batch_size, width)
+    batch = extent.batch(work)
     if work.batching in ("draws", "fixed"):
         rounds = torch.arange(1 if work.batching == "fixed" else longest, device=keys.device)
         drawn = shuffles(mix(keys[:, None] + rounds), counts[:, None], width)[..., :batch]
@@ -65,7 +81,6 @@ def plan(work: LocalSGD, keys: Tensor, samples: NDArray[np.int64], how_many: NDA
             torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes
         )
     steps_a_pass = -(-counts // work.batch_size)  # [C]
-    passes = int((-(-how_many // -(-samples // work.batch_size))).max())
     order = shuffles(mix(keys[:, None] + torch.arange(passes, device=keys.device)), counts[:, None], width)  # [C, E, n]
     number = torch.minimum(torch.arange(longest, device=keys.device), (steps - 1).clamp(min=0)[:, None])  # [C, S]
     which_pass, within = number // steps_a_pass[:, None], number % steps_a_pass[:, None]
@@ -74,3 +89,33 @@ def plan(work: LocalSGD, keys: Tensor, samples: NDArray[np.int64], how_many: NDA
     offset = within[..., None] * work.batch_size + torch.where(column < sizes[..., None], column, 0)  # [C, S, B]
     flat = which_pass[..., None] * width + offset
     return BatchPlan(order.flatten(1).gather(1, flat.flatten(1)).view(flat.shape), sizes)
+
+
+def pack(
+    keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], out: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Into `[C, 3 + width]`: each job's key, number of samples and of steps, and its rows of the pool; one thing to
+    send to a device."""
+    out[:, 0], out[:, 1], out[:, 2] = keys, samples.counts, steps
+    out[:, 3:] = samples.padded(out.shape[1] - 3)
+    return out
+
+
+def packed(keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], width: int) -> Tensor:
+    return torch.from_numpy(pack(keys, samples, steps, np.empty((len(keys), 3 + width), np.int64)))
+
+
+class Drawn(NamedTuple):
+    """What `packed` jobs see."""
+
+    indices: Tensor  # [C, n] rows of the pool
+    counts: Tensor  # [C]
+    keys: Tensor  # [C, S] of each step
+    batches: BatchPlan
+
+
+def draw(work: LocalSGD, jobs: Tensor, extent: Extent) -> Drawn:
+    """Of `packed` jobs on the device."""
+    keys, counts, steps, index = jobs[:, 0], jobs[:, 1], jobs[:, 2], jobs[:, 3:]
+    step_keys = mix(keys[:, None] ^ torch.arange(1, extent.steps + 1, device=jobs.device))
+    return Drawn(index, counts, step_keys, plan(work, keys, counts, steps, extent))

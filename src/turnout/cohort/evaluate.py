@@ -96,7 +96,7 @@ class Evaluator:
             picked = self._prepared(personal, model, store, self.clients[rows])
             counts = self.index.counts[rows]
             longest = int(counts.max())
-            padded = torch.as_tensor(self.index.padded(rows, longest), device=cohort.plan.device).long()
+            padded = torch.as_tensor(self.index.rows(rows).padded(longest), device=cohort.plan.device).long()
             for begin in range(0, longest, width):
                 part = padded[:, begin : begin + width]
                 inputs, targets = cohort.inputs[part], cohort.targets[part]

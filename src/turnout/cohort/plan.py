@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from turnout.cohort.convolutions import FORMS
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.task import Task
 
 MIB = 1 << 20
-ENGINES = ("auto", "vectorised", "sequential")
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32}
+ENGINES = ("auto", "vectorised", "sequential", "ray")
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
+KERNELS = ("auto", "general")
 # A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
 _SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
@@ -27,16 +29,28 @@ class Plan:
     device: str = "cpu"
     engine: str = "auto"
     precision: str = "float32"
-    threads: int = 0  # 0: all cores, resolved once
+    threads: int = 0  # 0: all cores, resolved once; with ray, one for each worker
     memory_mib: int = 2048  # for what a training call holds at once
+    kernels: str = "auto"  # for plain SGD: written out where the model is a chain of common layers, or the general form
+    convolution: str = "auto"  # which form of it, of those in `convolutions.FORMS`
+    graphs: bool = True  # on CUDA: replay captured graphs
+    blocks: int = 16  # ray: how many parts a training call is cut into; no fewer than workers
+    address: str = ""  # ray: of a cluster, `auto` or host:port; "": started on this machine. It changes no bit
+    workers: int = 0  # ray: 0: as many as there are cores for. It changes no bit
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise UserError(f"engine.engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
         if self.precision not in PRECISIONS:
             raise UserError(f"engine.precision: {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        if self.kernels not in KERNELS:
+            raise UserError(f"engine.kernels: {self.kernels!r} is not one of {', '.join(KERNELS)}")
+        if self.convolution not in ("auto", *FORMS):
+            raise UserError(f"engine.convolution: {self.convolution!r} is not one of auto, {', '.join(FORMS)}")
         if self.memory_mib < 1 or self.threads < 0:
             raise UserError("engine.memory_mib must be at least 1 and engine.threads at least 0")
+        if self.blocks < 1 or self.workers < 0:
+            raise UserError("engine.blocks must be at least 1 and engine.workers at least 0")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,7 +68,12 @@ class Plan:
         if engine == "auto":
             slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())
             engine = "sequential" if slow else "vectorised"
-        return Plan(self.device, engine, self.precision, self.threads or os.cpu_count() or 1, self.memory_mib)
+        every = 1 if engine == "ray" else os.cpu_count() or 1
+        return replace(self, engine=engine, threads=self.threads or every)
+
+    def on_one_machine(self, task: Task) -> Plan:
+        """How each of those computes who share the work."""
+        return replace(self, engine="auto").resolve(task) if self.engine == "ray" else self
 
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
         """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a

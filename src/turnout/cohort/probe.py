@@ -12,7 +12,8 @@ import numpy as np
 
 from turnout import random
 from turnout.cohort.plan import Plan
-from turnout.cohort.train import Cohort, Jobs, threads
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Cohort, Jobs
 from turnout.errors import UserError
 from turnout.local.probe import Probe
 from turnout.local.sgd import LocalSGD

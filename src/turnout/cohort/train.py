@@ -8,7 +8,7 @@ nobody is padded with steps of others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,19 +22,18 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from turnout.cohort import plain_sgd
-from turnout.cohort.batches import BatchPlan
-from turnout.cohort.batches import plan as plan_batches
-from turnout.cohort.graphs import WORTH_STEPS, Graphs
+from turnout.cohort import plain_sgd, trial
+from turnout.cohort.batches import Drawn, Extent, draw, packed
+from turnout.cohort.graphs import GraphedSGD
 from turnout.cohort.memory import keep_freed_memory
+from turnout.cohort.plain_sgd import Course, PlainSGD, take
 from turnout.cohort.plan import Plan
+from turnout.cohort.threads import threads
 from turnout.local import reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.population.ragged import Ragged
-from turnout.random import mix
 from turnout.task import Task
 
-GATHER_AT_ONCE = 64 << 20  # bytes
 FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -71,22 +70,6 @@ class Trained:
     local: Named  # {"params": [k, P']} what the clients end up with, if asked for
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run with `count` intra-operation threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _take(pool: Tensor, rows: Tensor) -> Tensor:
-    """`[*rows.shape, ...]` those rows of the pool."""
-    return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
-
-
 def _rows(tree: Any, rows: slice) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
@@ -95,8 +78,9 @@ class Cohort:
     """The engine: a task, the clients' samples on its device, and a resolved plan."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        self.plan = plan
+        self.plan = plan = plan.on_one_machine(task)
         self.task = task.to(plan.device, plan.dtype)
+        self.task.bfloat16 = plan.precision == "bf16"
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
         self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
@@ -107,10 +91,23 @@ class Cohort:
             task.vectorised = False
         if plan.device == "cpu":
             keep_freed_memory()
-        else:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        self._graphs = Graphs(partial(plain_sgd.descend, self.task)) if plan.device != "cpu" else None
+        with self._device():
+            self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
+        kind = PlainSGD if plan.device == "cpu" else GraphedSGD
+        self._plain = kind(self.task, self.inputs, self.targets, plan)
+        if self._plain.chain is not None:
+            self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
+
+    @contextmanager
+    def _device(self) -> Iterator[None]:
+        """Compute on the plan's device as it says: the current device and these settings are the process's."""
+        if self.plan.device == "cpu":
+            yield
+            return
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.plan.precision == "tf32"
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        with torch.cuda.device(self.plan.device):
+            yield
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
@@ -119,30 +116,74 @@ class Cohort:
     @torch.no_grad()
     def train(self, jobs: Jobs, keep_params: bool = False) -> Trained:
         """Run every job to its end."""
+        with self._device():
+            return self._train(jobs, keep_params)
+
+    def _train(self, jobs: Jobs, keep_params: bool) -> Trained:
         counts = jobs.samples.counts
         steps = jobs.work.bind(jobs.options).num_steps(counts)
-        order = np.lexsort((np.arange(len(counts)), -counts, -steps))
         widest = int(counts.max())
+        alike = counts.min() == widest and steps.min() == steps.max()
+        order = np.arange(len(counts)) if alike else np.lexsort((np.arange(len(counts)), -counts, -steps))
         batch = widest if jobs.work.batching == "full" else min(jobs.work.batch_size, widest)
         run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
+        if self._steps_are_all(jobs.work, jobs.options):
+            run = self._steps_alone
         shuffles = 24 * widest * (1 + int(steps.max()) * jobs.work.batch_size // max(1, int(counts.min())))
         sample = self.sample_bytes + self.activations
         limit = self.plan.clients_a_call(self.task, jobs.work, batch * sample + shuffles)
+        in_order = alike or np.array_equal(order, np.arange(len(order)))
+        if in_order and len(order) <= limit:
+            return Trained(*run(jobs, steps, keep_params))
         parts = []
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
             parts.append(run(jobs.take(rows), steps[rows], keep_params))
-        back = torch.as_tensor(np.argsort(order), device=self.plan.device)
         joined = parts[0] if len(parts) == 1 else tree_map(lambda *x: torch.cat(x), *parts)
-        if not np.array_equal(order, np.arange(len(order))):
+        if not in_order:
+            back = torch.as_tensor(np.argsort(order), device=self.plan.device)
             joined = tree_map(lambda x: x[back], joined)
         return Trained(*joined)
+
+    def _steps_are_all(self, work: LocalSGD, options: Collection[str]) -> bool:
+        """Whether there is nothing to a job but the steps of plain SGD, which are then carried out by blocks of
+        clients; reports beside it only where those can be vectorised."""
+        vectorised = self.plan.engine == "vectorised"
+        by_blocks = vectorised or (self._plain.chain is not None and not work.report)
+        return by_blocks and type(work).finish is LocalSGD.finish and plain_sgd.applies(self.task, work, options)
+
+    def _lr(self, jobs: Jobs) -> float | Tensor:
+        """One for all, or `[C]`."""
+        own = jobs.options.get("lr")
+        return jobs.work.lr if own is None else torch.as_tensor(own, device=self.plan.device, dtype=self.plan.dtype)
+
+    def _steps_alone(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
+        if steps[0]:
+            delta = self._plain.train(
+                jobs.work, jobs.models, jobs.received, self._lr(jobs), jobs.keys, jobs.samples, steps
+            )
+        else:
+            delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
+        payload, received = {"delta": delta}, self._plain.received(jobs.models, jobs.received)
+        if jobs.work.report:
+            chunk, local = self._local(jobs, self._drawn(jobs, steps))
+            payload |= vmap(
+                lambda model, own: reports.values(jobs.work.report, self.task, model, self._client(chunk, own))
+            )(received, local)
+        return payload, {}, {"params": received + delta} if keep else {}
+
+    def _local(self, jobs: Jobs, drawn: Drawn) -> tuple[int, tuple[Tensor, ...]]:
+        """What `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
+        index, counts = drawn.indices, drawn.counts
+        weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
+        keys = torch.as_tensor(jobs.keys, device=index.device)
+        return min(index.shape[1], jobs.work.batch_size), (index, weights, counts.to(self.plan.dtype), keys)
 
     @torch.no_grad()
     def prepare(self, jobs: Jobs, state: Named) -> Named:
         """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
         counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
-        index = torch.as_tensor(jobs.samples.padded(np.arange(len(counts)), int(counts.max())), device=device).long()
+        index = torch.as_tensor(jobs.samples.padded(int(counts.max())), device=device).long()
         weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
             self.plan.dtype
         )
@@ -159,17 +200,10 @@ class Cohort:
             prepared = vmap(one)(jobs.models[torch.as_tensor(jobs.received, device=device)], state, local)
         return prepared
 
-    def _tensors(self, jobs: Jobs, steps: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor, BatchPlan | None]:
-        """Padded index [C, n], counts [C], a key for each step [C, S] and the mini-batches, on the device."""
-        device, counts = self.plan.device, jobs.samples.counts
-        index = torch.as_tensor(
-            jobs.samples.padded(np.arange(len(counts)), max(1, int(counts.max()))), device=device
-        ).long()
-        counted = torch.as_tensor(counts, device=device)
-        keys = torch.as_tensor(jobs.keys, device=device)
-        batches = plan_batches(jobs.work, keys, counts, steps) if steps[0] else None
-        step_keys = mix(keys[:, None] ^ torch.arange(1, int(steps[0]) + 1, device=device))
-        return index, counted, step_keys, batches
+    def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
+        """What the jobs see, on the device."""
+        extent = Extent.of(jobs.work, jobs.samples.counts, steps)
+        return draw(jobs.work, self.place(packed(jobs.keys, jobs.samples, steps, extent.samples)), extent)
 
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
         """Of index, weights, count and key, and the scores if any."""
@@ -187,7 +221,7 @@ class Cohort:
         for start in range(0, index.shape[1], wide):
             active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
             rows = index[:active, start : start + wide]
-            samples = (_take(pool, rows) for pool in (self.inputs, self.targets))
+            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
             values = score(jobs.models[0] if shared else received[:active], *samples)
             parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
         scores = torch.cat(parts, 1)
@@ -195,17 +229,11 @@ class Cohort:
 
     def _vectorised(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
         task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
-        index, counts, keys, batches = self._tensors(jobs, steps)
-        weights = (torch.arange(index.shape[1], device=device) < counts[:, None]).to(dtype)
-        local: tuple[Tensor, ...] = (index, weights, counts.to(dtype), torch.as_tensor(jobs.keys, device=device))
-        chunk = min(index.shape[1], work.batch_size)
+        drawn = self._drawn(jobs, steps)
+        index, batches = drawn.indices, drawn.batches
+        chunk, local = self._local(jobs, drawn)
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
-        if len(jobs.models) == 1:
-            received = jobs.models.expand(len(steps), -1)
-        elif np.array_equal(jobs.received, np.arange(len(jobs.models))):  # everybody has a version of his own
-            received = jobs.models
-        else:
-            received = jobs.models[torch.as_tensor(jobs.received, device=device)]
+        received = self._plain.received(jobs.models, jobs.received)
 
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
             return work.bind(option).start(task, received, state, self._client(chunk, local))
@@ -216,47 +244,31 @@ class Cohort:
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
             return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
 
-        def report(received: Tensor, local: Any) -> Named:
-            return reports.values(work.report, task, received, self._client(chunk, local))
-
         def mini_batches() -> Iterator[Batch]:
-            if batches is None:
-                return
             rows, batch_weights = batches.rows(index), batches.weights(dtype)
-            at_once = rows.numel() * self.sample_bytes <= GATHER_AT_ONCE  # fewer launches, where it costs little memory
-            gathered = [_take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
+            at_once = (
+                rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
+            )  # fewer launches, where it costs little memory
+            gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 place = slice(active), batches.stored(number)
                 inputs, targets = (
                     (part[place] for part in gathered)
                     if at_once
-                    else (_take(pool, rows[place]) for pool in (self.inputs, self.targets))
+                    else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
                 )
                 positions = batches.positions[place]
-                yield Batch(inputs, targets, batch_weights[place], positions, keys[:active, number], number)
+                yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
-        def counted(carry: Any, batch: FiveTensors, number: int) -> Tensor:
-            return work.counted(carry, Batch(*batch, number))
-
-        def counted_batches(carry: Any) -> Iterator[Batch]:
-            for batch in mini_batches():
-                own = _rows(carry, slice(len(batch.inputs)))
-                yield batch._replace(weights=vmap(counted, in_dims=(0, 0, None))(own, batch[:5], batch.number))
-
-        plain, lr = plain_sgd.applies(task, work, options), options.get("lr", work.lr)
-        together = int(steps[-1])  # steps of the whole cohort
-        graphs = self._graphs if together >= WORTH_STEPS else None
-        if plain and type(work).finish is LocalSGD.finish:
-            layers = plain_sgd.run_cohort(task, received, lr, mini_batches(), graphs)
-            delta = plain_sgd.difference(task, layers, received)
-            reported = vmap(report)(received, local) if work.report else {}
-            return {"delta": delta, **reported}, {}, {"params": received + delta} if keep else {}
         if type(work).score is not LocalSGD.score:
-            local = (*local, self._scores(jobs, received, index, weights))
+            local = (*local, self._scores(jobs, received, index, local[1]))
         params, carry = vmap(start)(options, received, jobs.state, local)
-        if plain:
-            params = task.vector(plain_sgd.run_cohort(task, params, lr, counted_batches(carry), graphs))
+        plain = plain_sgd.applies(task, work, options)
+        if plain and steps[0]:
+            weights = vmap(work.counted)(carry, batches.weights(dtype), batches.positions)
+            course = Course(batches.rows(index), weights, drawn.keys, steps)
+            params = params + self._plain.run(params, np.arange(len(steps)), self._lr(jobs), course)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options
         for batch in mini_batches() if not plain else ():
@@ -271,9 +283,8 @@ class Cohort:
         return payload, state, {"params": params} if keep else {}
 
     def _sequential(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
-        index, counts, keys, batches = self._tensors(jobs, steps)
-        rows = index if batches is None else batches.rows(index)
-        sizes = [] if batches is None else batches.sizes.tolist()
+        index, counts, keys, batches = self._drawn(jobs, steps)
+        rows, sizes = batches.rows(index), batches.sizes.tolist()
         workers = min(len(self._single), len(steps))
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
@@ -294,7 +305,6 @@ class Cohort:
 
             def mini_batches() -> Iterator[Batch]:
                 for number in range(int(steps[i])):
-                    assert batches is not None
                     stored = batches.stored(number)
                     size = sizes[i][stored]
                     inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
@@ -305,8 +315,9 @@ class Cohort:
 
             params, carry = work.start(task, received, state, data)
             if plain_sgd.applies(task, work, ()):
-                counted = (batch._replace(weights=work.counted(carry, batch)) for batch in mini_batches())
-                params = plain_sgd.run_client(task, params, work.lr, counted)
+                most = int(steps[i]) * rows.shape[-1]
+                counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
+                params = params + self._plain.run_client(task, params, work.lr, most, counted)
             else:
                 for batch in mini_batches():
                     params, carry = work.step(task, params, carry, batch)
@@ -322,6 +333,6 @@ class Cohort:
                     if keep:
                         kept[i] = params
 
-        with threads(1), ThreadPoolExecutor(workers) as pool:
+        with threads(1), ThreadPoolExecutor(workers, initializer=torch.get_num_threads) as pool:
             list(pool.map(share, range(workers)))
         return payload, new_state, {"params": torch.stack(kept)} if keep else {}

@@ -17,7 +17,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from turnout.cohort.carry_out import carry_out
-from turnout.cohort.train import Jobs, threads
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Jobs
 from turnout.deploy.memory import Memory
 from turnout.deploy.wire import (
     ANSWER,

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout import random
+from turnout.cohort.blocks import Block
 from turnout.deploy import presence, screen
 from turnout.deploy.enrol import Enrolment
 from turnout.deploy.jobs import new_jobs
@@ -285,9 +286,9 @@ class Deployment(Mailbox):
         size = sum(len(array.data) for record in reply.content.array_records.values() for array in record.values())
         job.bytes = job.bytes[0], size
         here = {name: values.to(self.plan.device) for name, values in payload.items()}
-        job.result = here, 0
+        job.result = Block(here), 0
         if self.algorithm.clients_keep == "models" and "delta" in here:
-            job.local = {"params": job.received + here["delta"]}, 0
+            job.local = Block({"params": job.received + here["delta"]}), 0
         return None
 
     def _reject(self, reply: Message, why: Rejection, job: Job | None = None) -> None:
@@ -313,9 +314,10 @@ class Deployment(Mailbox):
     def _train(self, needed: Sequence[Job]) -> None:
         assert not needed, "a deployed job has its result when it arrives"
 
-    def _delivered(self, job: Job) -> None:
-        if job.work.stored_shapes(self.task):
-            self._states[job.client] = self._request(job).name
+    def _delivered(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.work.stored_shapes(self.task):
+                self._states[job.client] = self._request(job).name
 
     def _stop(self, job: Job) -> bool:
         self._forget(job)

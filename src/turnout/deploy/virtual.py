@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from turnout import random
 from turnout.algorithms.algorithm import Algorithm
+from turnout.cohort.blocks import Block
 from turnout.cohort.evaluate import Evaluator
 from turnout.datasets.dataset import Dataset
 from turnout.deploy.app import Arrays, Clients, examples, metrics, model_in, why
@@ -94,6 +95,8 @@ def _not_for_apps(algorithm: Algorithm) -> UserError:
 class AppSimulation(Simulation):
     """`Simulation` whose clients are those of a Flower app."""
 
+    _acts_on_arrival = True
+
     def __init__(
         self,
         people: Clients,
@@ -130,10 +133,11 @@ class AppSimulation(Simulation):
             raise _not_for_apps(self.algorithm)
         super().invite(clients, work, model, hold=hold, again=again)
 
-    def _finish(self, job: Job) -> None:
-        if job.outcome == ARRIVED:
-            self._carry_out(job)
-        super()._finish(job)
+    def _finish(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.outcome == ARRIVED:
+                self._carry_out(job)
+        super()._finish(jobs)
 
     def _carry_out(self, job: Job) -> None:
         """Call the app for a job that has come to its end."""
@@ -150,9 +154,9 @@ class AppSimulation(Simulation):
             self._reject(job, error)
             return
         job.samples = count
-        job.result = {"delta": (returned - job.received)[None]}, 0
+        job.result = Block({"delta": (returned - job.received)[None]}), 0
         if self.algorithm.clients_keep == "models":
-            job.local = {"params": returned[None]}, 0
+            job.local = Block({"params": returned[None]}), 0
         self._reported.append((count, metrics(content)))
 
     def _answer(self, job: Job, message: Message, purpose: str = "flower app") -> RecordDict | None:

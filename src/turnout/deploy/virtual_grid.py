@@ -85,7 +85,7 @@ class GridSimulation(AppSimulation):
     def advance(self, until: int) -> bool:
         """Let the next thing happen; where nothing does by that tick, it is then."""
         if self._due(until):
-            self._next_event()
+            self._next_events()
             return True
         self._clock = max(self._clock, until)
         return False
@@ -104,11 +104,12 @@ class GridSimulation(AppSimulation):
     def idle(self) -> bool:
         return not self._in_flight
 
-    def _finish(self, job: Job) -> None:
-        super()._finish(job)
+    def _finish(self, jobs: list[Job]) -> None:
+        super()._finish(jobs)
         self._take(self._inbox, None, None)
         self._take(self._failures, None, None)
-        self.grid.deliver(job)
+        for job in jobs:
+            self.grid.deliver(job)
 
     def _carry_out(self, job: Job) -> None:
         purpose = "flower question" if isinstance(job.work, AppQuestion) else "flower app"

@@ -68,10 +68,10 @@ class MixtureSGD(LocalSGD):
                 weights = self.min_weight + (1 - self.components * self.min_weight) * above / above.sum()
         return received, (shares, weights, self.start_momentum(received))
 
-    def counted(self, carry: Carry, batch: Batch) -> Tensor:
-        """`[B, M]`"""
+    def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
+        """`[..., B, M]`"""
         shares: Tensor = carry[0]
-        return batch.weights[:, None] * shares[batch.positions]
+        return weights[..., None] * shares[positions]
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
         """Of all components, of which none sees another's parameters."""
@@ -80,7 +80,7 @@ class MixtureSGD(LocalSGD):
 
     def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
         shares, weights, velocity = carry
-        batch = batch._replace(weights=self.counted(carry, batch))
+        batch = batch._replace(weights=self.counted(carry, batch.weights, batch.positions))
         params, velocity = super().step(task, params, velocity, batch)
         return params, (shares, weights, velocity)
 

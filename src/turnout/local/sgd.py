@@ -267,9 +267,9 @@ class LocalSGD:
     def start_momentum(self, params: Tensor) -> Tensor:
         return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
 
-    def counted(self, carry: Carry, batch: Batch) -> Tensor:
-        """What each sample of the batch counts."""
-        return batch.weights
+    def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
+        """What the samples at these positions of mini-batches `[..., B]` count, which have these weights."""
+        return weights
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
         """Weighted mean loss of the batch."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+_MOST_NEW = 10_000
 _OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked")  # events that are not of the training
 
 
@@ -63,6 +64,7 @@ class Audit(Observer):
 
     def __init__(self) -> None:
         self._started = False
+        self._new: dict[str, list[Any]] = {"round": [], "client": [], "weight": [], "staleness": []}  # not added up yet
         self._staleness: dict[int, int] = {}
         self._failures: dict[str, int] = {}
         self._events: dict[str, int] = {}
@@ -80,17 +82,29 @@ class Audit(Observer):
         self._rounds += 1
         self._intended += server.importance
         self._linear &= record.linear
-        in_round: dict[int, float] = {}
-        for job, weight, staleness in zip(record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True):
-            if weight:
-                in_round[job.client] = in_round.get(job.client, 0.0) + weight
-                self._contributions[job.client] += 1
-                self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
-            if job.outcome != "arrived" and not job.logged:
-                self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
-        for client, weight in in_round.items():
-            self._realised[client] += weight
-            self._squares[client] += weight**2
+        self._new["round"] += [self._rounds] * len(record.jobs)
+        self._new["client"] += [job.client for job in record.jobs]
+        self._new["weight"] += record.weights.tolist()
+        self._new["staleness"] += record.staleness.tolist()
+        for reason in [job.outcome for job in record.jobs if job.outcome != "arrived" and not job.logged]:
+            self._failures[reason] = self._failures.get(reason, 0) + 1
+        if len(self._new["round"]) > _MOST_NEW:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Bring the sums up to date. A client's weights in one round are one weight."""
+        used = np.array(self._new["weight"]) != 0
+        number, client, weight, staleness = (np.array(column)[used] for column in self._new.values())
+        self._new = {name: [] for name in self._new}
+        if not used.any():
+            return
+        (_, clients), place = np.unique(np.stack([number, client]), axis=1, return_inverse=True)
+        in_round = np.bincount(place.ravel(), weight)
+        np.add.at(self._contributions, client, 1)
+        np.add.at(self._realised, clients, in_round)
+        np.add.at(self._squares, clients, in_round**2)
+        for age, count in zip(*np.unique(staleness, return_counts=True), strict=True):
+            self._staleness[int(age)] = self._staleness.get(int(age), 0) + int(count)
 
     def on_event(self, server: Server, event: Any) -> None:
         if event.kind in _OF_THE_PROCESS:
@@ -99,6 +113,7 @@ class Audit(Observer):
 
     @property
     def findings(self) -> Findings:
+        self._add_up()
         rounds = max(1, self._rounds)
         intended, realised = self._intended / rounds, self._realised / rounds
         meant, total = intended > 0, realised.sum()
@@ -121,6 +136,7 @@ class Audit(Observer):
         )
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        self._add_up()
         facts = {
             "rounds": self._rounds,
             "linear": self._linear,

@@ -15,6 +15,7 @@ A round's row of the history gets
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,16 +33,21 @@ _MEANS = (
     "missing_share",
 )  # fmt: skip
 _SUMS = ("work_assigned", "work_lost", "bytes_down", "bytes_up")
+_ADDED = (*_MEANS, *_SUMS)
 _BY_CLIENT = ("_unfinished", "_present", "_forced")  # JSON has no integer keys
 
 
 def _variance(values: list[int]) -> float:
-    mean = sum(values) / max(1, len(values))
-    return sum((value - mean) ** 2 for value in values) / max(1, len(values))
+    if len(set(values)) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
 
 
 def _missing_share(server: Server, ended: list[Job]) -> float:
     """Reports do not count: they were to bring no update."""
+    if all(job.outcome == ARRIVED for job in ended):
+        return 0.0
     asked = [job for job in ended if "delta" in job.work.payload_shapes(server.task)]
     missing = sum(float(server.importance[job.client]) for job in asked if job.outcome != ARRIVED)
     return missing * int(np.count_nonzero(server.importance)) / len(asked) if missing else 0.0
@@ -79,22 +85,24 @@ class Efficiency(Observer):
 
     def on_round(self, server: Server, record: Round) -> None:
         keeps = server.algorithm.clients_keep != "nothing"
-        fresh = sorted((job for job in record.jobs if not job.logged), key=lambda job: job.number)
+        fresh = sorted([job for job in record.jobs if not job.logged], key=attrgetter("number"))
+        finished, forced = self._totals["finished_seconds"], self._totals["forced_seconds"]
         for job in fresh:
             if job.outcome == ARRIVED:
-                self._totals["finished_seconds"] += job.seconds[1]
-                self._totals["forced_seconds"] += job.seconds[1] * (self._forced.get(job.client) == job.number)
+                finished += job.seconds[1]
+                forced += job.seconds[1] if self._forced.get(job.client) == job.number else 0.0
             elif not keeps:
                 self._lost += job.progress
             elif self._present.get(job.client, (0, True))[0] > job.number:  # cancelled, and the client is at work again
                 self._follow(job.client, job.progress)
             else:
                 self._unfinished[job.client] = job.progress
+        self._totals["finished_seconds"], self._totals["forced_seconds"] = finished, forced
         used = [job for job, weight in zip(record.jobs, record.weights.tolist(), strict=True) if weight]
         arrived = [job.version for job in fresh if job.outcome == ARRIVED]
         clients = server.population.size
         record.facts |= {
-            "eur": sum(not job.logged for job in used) / clients,
+            "eur": [job.logged for job in used].count(False) / clients,
             "eur_with_bypass": len(used) / clients,
             "sync_ratio": self._sent / clients,
             "version_variance": _variance(arrived),
@@ -105,7 +113,7 @@ class Efficiency(Observer):
             "missing_share": _missing_share(server, fresh),
         }
         self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
-        for name in (*_MEANS, *_SUMS):
+        for name in _ADDED:
             self._totals[name] += record.facts[name]
         self._rounds, self._closed_at = self._rounds + 1, record.time
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0

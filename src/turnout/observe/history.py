@@ -24,6 +24,7 @@ _JOB_COLUMNS = (
     "round", "client", "job", "outcome", "weight", "version", "staleness", "sent_at", "ended_at", "samples", "steps",
     "progress", "download_seconds", "compute_seconds", "upload_seconds", "bytes_down", "bytes_up",
 )  # fmt: skip
+_NO_SECONDS, _NO_BYTES = (0.0, 0.0, 0.0), (0, 0)
 _FLUSH_ROWS = 50_000
 
 
@@ -147,21 +148,27 @@ class History(Observer):
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None
         ticks, number = server.population.ticks_per_second, record.number
-        rows = []
-        for job, weight, staleness in zip(record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True):
-            new = not job.logged  # a job that is in the table already costs nothing more
-            what = (
+        rows = [
+            (
                 number,
                 job.client,
                 job.number,
-                job.outcome if new else "used_later",
+                "used_later" if job.logged else job.outcome,
                 weight,
                 job.version,
                 staleness,
+                job.sent_at / ticks,
+                job.ends_at / ticks,
+                job.samples,
+                job.steps,
+                job.progress,
+                *(_NO_SECONDS if job.logged else job.seconds),  # a job that is in the table already costs nothing more
+                *(_NO_BYTES if job.logged else job.bytes),
             )
-            when = (job.sent_at / ticks, job.ends_at / ticks, job.samples, job.steps, job.progress)
-            costs = (*job.seconds, *job.bytes) if new else (0.0, 0.0, 0.0, 0, 0)
-            rows.append((*what, *when, *costs))
+            for job, weight, staleness in zip(
+                record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True
+            )
+        ]
         self.jobs.append(_JOB_COLUMNS, rows)
         if self.jobs.rows > _FLUSH_ROWS:
             self.jobs.flush()

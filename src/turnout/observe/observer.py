@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from turnout.server.updates import Job, Updates
 
 
+_NO_WEIGHTS, _NO_STALENESS = np.zeros(0), np.zeros(0, np.int64)
+
 # What the history says of every round, here of one in which nothing happened.
 NO_FACTS: dict[str, float] = {
     "invited": 0, "arrived": 0, "failed": 0, "cancelled": 0, "used": 0, "heard": 0, "bytes_down": 0, "bytes_up": 0,
@@ -46,8 +48,8 @@ class Round:
     time: float  # virtual seconds at its close
     facts: dict[str, float] = field(default_factory=dict)  # counts, bytes, weights: a row of the history
     jobs: list[Job] = field(default_factory=list)  # jobs that ended or were used in this round
-    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # realised, a value a job
-    staleness: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    weights: NDArray[np.float64] = field(default_factory=lambda: _NO_WEIGHTS)  # realised, a value a job
+    staleness: NDArray[np.int64] = field(default_factory=lambda: _NO_STALENESS)
     linear: bool = True  # whether weights say all of the aggregation
     measures: dict[str, float] = field(default_factory=dict)  # filled when this round is evaluated
 

@@ -116,7 +116,9 @@ class MixtureTask(Task):
         raise UserError("layer: a mixture has none of its own to look at; its components have")
 
     def activations(self, sample: Tensor, target: Tensor) -> int:
-        return self.components * self.component.activations(sample, target)
+        total = self.components * self.component.activations(sample, target)
+        self.layer_shapes = self.component.layer_shapes
+        return total
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """Of `torch.nn.ModuleList` over the components."""

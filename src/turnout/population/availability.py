@@ -7,6 +7,7 @@ algorithm and nobody's state depends on who asked when.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -82,8 +83,14 @@ class Crashes:
 
     def draw(self, seed: int, ids: IntArray, number: ArrayLike) -> tuple[BoolArray, FloatArray]:
         """Whether each client's job of that number crashes, and at which share of its work in (0, 1)."""
+        if self._never:
+            return np.zeros(len(ids), bool), np.ones(len(ids))
         u = random.uniform(random.key(seed, "crash", ids, number), 2)
         return u[:, 0] < column("crashes: probability", self.probability, ids), np.maximum(u[:, 1], 2.0**-54)
+
+    @cached_property
+    def _never(self) -> bool:
+        return not np.any(self.probability)
 
     def seconds(self, share: FloatArray, down: FloatArray, compute: FloatArray, up: FloatArray) -> FloatArray:
         """When in its job a client crashes, whose share that is and whose parts take so long."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property, partial
 from typing import Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from turnout import random
 from turnout.errors import UserError, unknown
+from turnout.population.once import Once
 from turnout.random import FloatArray, IntArray
 
 PerClient = float | FloatArray  # one value for everybody, or one a client
@@ -229,7 +231,8 @@ class Devices:
 
     def seconds(self, seed: int, ids: IntArray, jobs: ArrayLike, steps: ArrayLike, samples: ArrayLike) -> FloatArray:
         """Compute time of job number `jobs` of each client."""
-        values = sample(self._floored, seed, "device", ids, jobs if self.each == "job" else 0)
+        once = self.each == "client"
+        values = self._drawn(seed, ids) if once else sample(self._floored, seed, "device", ids, jobs)
         return self._checked(ids, values if not self.rate else 1 / values, steps, samples)
 
     def mean_seconds(self, seed: int, ids: IntArray, steps: ArrayLike, samples: ArrayLike) -> FloatArray:
@@ -262,6 +265,10 @@ class Devices:
     @property
     def _floored(self) -> Draw:
         return AtLeast(self.draw, self.minimum, self.redraw_below) if self.minimum > 0 else self.draw
+
+    @cached_property
+    def _drawn(self) -> Once:
+        return Once(partial(sample, self._floored, purpose="device"))
 
     def _units(self, steps: ArrayLike, samples: ArrayLike) -> ArrayLike:
         units: dict[str, ArrayLike] = {"job": 1.0, "step": steps, "sample": samples}
@@ -329,11 +336,11 @@ def sample(draw: Draw, seed: int, purpose: str, ids: IntArray, number: ArrayLike
 
 def column(name: str, value: PerClient, ids: IntArray) -> FloatArray:
     """The value of each of `ids`."""
-    values = np.asarray(value, np.float64)
+    values = np.asarray(value)
     if values.ndim == 0:
-        return np.full(len(ids), values)
+        return np.full(len(ids), values, np.float64)
     check_ids(name, len(values), ids)
-    return values[ids]
+    return np.asarray(values[ids], np.float64)  # of any kind of number: a large column is never copied
 
 
 def check_ids(name: str, clients: int, ids: IntArray) -> None:
@@ -345,8 +352,8 @@ def require(
     name: str, value: PerClient, good: NDArray[np.bool_] | np.bool_, rule: str, ids: IntArray | None = None
 ) -> None:
     """Raise unless the value is `good` for everybody, naming the first client for whom it is not."""
-    wrong = np.flatnonzero(~np.atleast_1d(good))
-    if wrong.size:
+    if not good.all():
+        wrong = np.flatnonzero(~np.atleast_1d(good))
         client = wrong[0] if ids is None else ids[wrong[0]]
         whose = f" of client {client}" if np.ndim(value) else ""
         raise UserError(f"{name}{whose} is {np.atleast_1d(value)[wrong[0]]}; it must be {rule}")

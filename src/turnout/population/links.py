@@ -8,12 +8,14 @@ array([57.14285714])
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from turnout.population.devices import Draw, PerClient, column, require, sample
+from turnout.population.once import Once
 from turnout.random import FloatArray, IntArray
 
 Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a client
@@ -53,21 +55,29 @@ class Links:
 
     def rates(self, name: Literal["down", "up"], seed: int, ids: IntArray) -> FloatArray:
         """`[k]` bits a second of these clients."""
-        rates = _each(name, getattr(self, name), seed, ids)
+        rates = self._each(name, seed, ids)
         require(f"links: {name}", rates, rates > 0, "a positive rate", ids)
         return rates
 
     def latencies(self, seed: int, ids: IntArray) -> FloatArray:
         """`[k]` seconds of these clients."""
-        latency = _each("latency", self.latency, seed, ids)
+        latency = self._each("latency", seed, ids)
         require("links: latency", latency, latency >= 0, "at least 0", ids)
         return latency
 
     def _seconds(self, name: Literal["down", "up"], seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
         return self.latencies(seed, ids) + 8 * np.asarray(nbytes, np.float64) / self.rates(name, seed, ids)
 
+    def _each(self, name: str, seed: int, ids: IntArray) -> FloatArray:
+        if name in self._drawn:
+            return self._drawn[name](seed, ids)
+        return column(f"links: {name}", getattr(self, name), ids)
 
-def _each(name: str, quantity: Quantity, seed: int, ids: IntArray) -> FloatArray:
-    if hasattr(quantity, "at"):
-        return sample(cast(Draw, quantity), seed, f"link {name}", ids)
-    return column(f"links: {name}", quantity, ids)
+    @cached_property
+    def _drawn(self) -> dict[str, Once]:
+        quantities = {name: getattr(self, name) for name in ("down", "up", "latency")}
+        return {
+            name: Once(partial(sample, cast(Draw, quantity), purpose=f"link {name}"))
+            for name, quantity in quantities.items()
+            if hasattr(quantity, "at")
+        }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from turnout import random
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError, unknown
+from turnout.population import folder
 from turnout.population.adversary import Adversary
 from turnout.population.arriving import Arrivals, periods
 from turnout.population.availability import Always, Availability, Crashes, Detection
@@ -36,6 +38,11 @@ MICROSECONDS = 1_000_000
 
 def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
     return ", ".join(map(str, ids[:limit])) + (", ..." if len(ids) > limit else "")
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether every number is; a sum that is finite says so without a copy of them."""
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, seed: int) -> FloatArray:
@@ -87,7 +94,7 @@ class Population:
         if len(empty):
             raise UserError(f"population: client {_some(empty)} has no training sample; choose another partition")
         for name, values in (("inputs", self.inputs), ("targets", self.targets)):
-            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            if values.is_floating_point() and not _finite(values):
                 raise UserError(f"population: {name} contain NaN or infinity; clean the data first")
         for name in ("joined_at", "left_at", "regions"):
             column = getattr(self, name)
@@ -167,6 +174,18 @@ class Population:
         if unseen_fraction:
             columns["joined_at"] = _never_join(columns.get("joined_at"), unseen_fraction, len(rows), seed)
         return cls(inputs, targets, rows, tests, central, validation, seed=seed, **columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a folder: a .npy file for each column, and what else there is as JSON."""
+        folder.write(self, Path(path))
+
+    @staticmethod
+    def open(path: str | Path) -> Population:
+        """What `save` has written: the same clients. Large columns stay in their files until they are looked at."""
+        found = folder.read(Path(path))
+        if not isinstance(found, Population):
+            raise UserError(f"population: {path} holds {type(found).__name__}, which is no population")
+        return found
 
     def streaming(
         self,

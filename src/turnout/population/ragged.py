@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,7 +42,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def counts(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
@@ -49,16 +50,26 @@ class Ragged:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def rows(self, ids: NDArray[np.integer]) -> Ragged:
-        """The given rows, in the given order."""
-        places = Ragged.ranges(self.offsets[ids], self.offsets[ids + 1])
+        """The given rows, in the given order; all of them are not copied."""
+        if len(ids) == len(self) and np.array_equal(ids, np.arange(len(self))):
+            return self
+        begin = self.offsets[ids]
+        counts = self.offsets[ids + 1] - begin
+        if len(ids) and counts.min() == counts.max():  # of one length: a matrix
+            width = int(counts[0])
+            values = self.values[(begin[:, None] + np.arange(width)).ravel()]
+            return Ragged(np.arange(len(ids) + 1) * width, values)
+        places = Ragged.ranges(begin, begin + counts)
         return Ragged(places.offsets, self.values[places.values])
 
-    def padded(self, ids: NDArray[np.integer], width: int) -> NDArray[np.integer]:
-        """`[len(ids), width]` values; what lies beyond a row's length repeats its first value (or 0)."""
-        counts = self.offsets[ids + 1] - self.offsets[ids]
+    def padded(self, width: int) -> NDArray[np.integer]:
+        """`[len(self), width]` values; what lies beyond a row's length repeats its first value (or 0)."""
+        counts = self.counts
+        if len(self.values) == len(self) * width and counts.min(initial=width) == width:
+            return self.values.reshape(len(self), width)
         column = np.minimum(np.arange(width), np.maximum(counts, 1)[:, None] - 1)
         column = np.where(np.arange(width) < counts[:, None], column, 0)
-        position = np.minimum(self.offsets[ids][:, None] + column, max(len(self.values) - 1, 0))
+        position = np.minimum(self.offsets[:-1, None] + column, max(len(self.values) - 1, 0))
         if not len(self.values):
-            return np.zeros((len(ids), width), np.int64)
+            return np.zeros((len(self), width), np.int64)
         return np.where(counts[:, None] > 0, self.values[position], 0)

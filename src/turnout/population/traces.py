@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,6 +30,7 @@ from turnout.datasets.files import Table, path_of, read_table
 from turnout.errors import UserError, check_seconds
 from turnout.population.availability import MICRO, BoolArray, Clock
 from turnout.population.devices import choose
+from turnout.population.once import Once
 from turnout.random import FloatArray, IntArray
 
 Shift = Literal["none", "random"]
@@ -111,16 +113,23 @@ class Trace:
 
     def _find(self, seed: int, ids: IntArray, at: ArrayLike) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Each client's device, the microseconds into its period, when that began, and the last spell begun."""
-        devices = len(self._first) - 1
-        device, now = ids % devices, np.rint(MICRO * np.broadcast_to(np.asarray(at, np.float64), len(ids)))
-        if self.assign == "random":
-            device = random.integers(random.key(seed, "trace device", ids), 1, devices)[:, 0]
-        time = now.astype(np.int64)
-        if self.shift == "random":
-            time += random.integers(random.key(seed, "trace shift", ids), 1, self._ticks)[:, 0]
-        time %= self._ticks
-        spell = np.searchsorted(self._starts, device * self._ticks + time, side="right") - 1
-        return device, time, now.astype(np.int64) - time, spell
+        device = self._device(seed, ids) if self.assign == "random" else ids % self._devices
+        now = np.rint(MICRO * np.asarray(at, np.float64)).astype(np.int64)
+        time = (now + self._shift(seed, ids) if self.shift == "random" else now) % self._ticks
+        spell = self._starts.searchsorted(device * self._ticks + time, side="right") - 1
+        return device, time, now - time, spell
+
+    @property
+    def _devices(self) -> int:
+        return len(self._first) - 1
+
+    @cached_property
+    def _device(self) -> Once:
+        return Once(partial(_below, purpose="trace device", high=self._devices))
+
+    @cached_property
+    def _shift(self) -> Once:
+        return Once(partial(_below, purpose="trace shift", high=self._ticks))
 
 
 def read(
@@ -218,6 +227,11 @@ def _joined(spells: tuple[NDArray[Any], ...], place: Callable[[int], str]) -> tu
     opens, closes = np.ones(len(device), bool), np.ones(len(device), bool)
     opens[1:] = closes[:-1] = (device[1:] != device[:-1]) | (start[1:] > end[:-1])
     return device[opens], start[opens], end[closes]
+
+
+def _below(seed: int, ids: IntArray, purpose: str, high: int) -> IntArray:
+    """A number from 0 to `high` - 1 for each client."""
+    return random.integers(random.key(seed, purpose, ids), 1, high)[:, 0]
 
 
 def _line(table: Table) -> Callable[[int], str]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from turnout import random
 from turnout.cohort.evaluate import Evaluator, sample_measures
-from turnout.cohort.train import Cohort, threads
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Cohort
 from turnout.errors import UserError
 from turnout.population.ragged import Ragged
 from turnout.random import FloatArray, IntArray

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ FOREVER = 1 << 60  # ticks
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
 
 
-@dataclass(frozen=True)
-class Invitation:
+class Invitation(NamedTuple):
     """Clients, and what they start from."""
 
     ids: IntArray
@@ -120,33 +119,20 @@ class Dispatch:
 
     @staticmethod
     def _certain_jobs(invitation: Invitation, columns: dict[str, list[Any]], clock: int) -> list[Job]:
-        ticks, samples, steps, seconds = (columns[name] for name in ("ticks", "samples", "steps", "seconds"))
-        (nbytes,) = columns["bytes"]
-        work, again = invitation.work, invitation.again
+        ticks, took, samples, steps, (size,) = columns.values()
+        work = invitation.work
+        none: dict[str, float] = {}
         rows = zip(
             invitation.ids.tolist(), invitation.numbers.tolist(), invitation.versions, invitation.received, strict=True
         )
-        return [
-            Job(
-                client=i,
-                number=number,
-                version=version,
-                received=received,
-                work=work,
-                options={},
-                batches=number,
-                sent_at=clock,
-                starts_at=clock,
-                ends_at=clock + ticks[i],
-                outcome=ARRIVED,
-                samples=samples[i],
-                steps=steps[i],
-                seconds=seconds[i],
-                bytes=nbytes,
-                again=again,
-            )
-            for i, number, version, received in rows
+        jobs = [  # by position, which is twice as fast
+            Job(i, n, v, m, work, none, n, clock, clock, clock + ticks[i], ARRIVED, samples[i], steps[i], took[i], size)
+            for i, n, v, m in rows
         ]
+        if invitation.again:
+            for job in jobs:
+                job.again = True
+        return jobs
 
     # -- all others -------------------------------------------------------------------------------------------
 
@@ -179,11 +165,12 @@ class Dispatch:
         if among is not None:
             got, sent = among.bytes_down, among.bytes_up
         heard = ~failed | (world.detection.kind != "none")
-        columns: dict[str, Iterable[Any]] = {
+        columns: dict[str, Iterable[Any]] = {  # in the order of a job's fields
             "client": ids.tolist(),
             "number": invitation.numbers.tolist(),
             "version": invitation.versions,
             "received": invitation.received,
+            "work": repeat(work),
             "options": _by_row(invitation.options, len(ids)),
             "batches": invitation.batches.tolist(),
             "sent_at": sent_at.tolist(),
@@ -197,11 +184,12 @@ class Dispatch:
             "done": done.tolist(),
             "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
             "heard": heard.tolist(),
+            "hold": repeat(invitation.hold),
+            "again": repeat(invitation.again),
+            "sent": repeat(sends),
             "has_model": ((not sends) | ~absent & (spent >= down)).tolist(),
         }
-        shared: dict[str, Any] = {"work": work, "hold": invitation.hold, "again": invitation.again, "sent": sends}
-        rows = zip(*columns.values(), strict=True)
-        return [Job(**dict(zip(columns, row, strict=True)), **shared) for row in rows]
+        return list(map(Job, *columns.values()))
 
     def _fates(
         self,

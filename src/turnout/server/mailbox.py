@@ -8,9 +8,10 @@ anything happens by a tick (`_due`), and where results come from (`_train`).
 from __future__ import annotations
 
 import heapq
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ NOT_KNOWN = -1  # the end of a job of which nothing has been heard
 class Mailbox(Server):
     """`Server` with jobs in flight, an inbox and a queue of events."""
 
+    _acts_on_arrival: ClassVar[bool] = False  # whether something happens at the end of each job, at its time
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._ticks = self.population.ticks_per_second
@@ -51,6 +54,7 @@ class Mailbox(Server):
         self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
         self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
         self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
+        self._one_by_one = self._acts_on_arrival or bool(self._arrival_hooks)
 
     # -- what a subclass knows --------------------------------------------------------------------------------
 
@@ -66,8 +70,8 @@ class Mailbox(Server):
         """Make the results of these jobs known."""
         raise NotImplementedError
 
-    def _delivered(self, job: Job) -> None:
-        """An update has just arrived."""
+    def _delivered(self, jobs: Sequence[Job]) -> None:
+        """Updates have just arrived."""
 
     def _stop(self, job: Job) -> bool:
         """Cut a job short: what it has cost so far. Whether its client was still at work."""
@@ -107,16 +111,17 @@ class Mailbox(Server):
         work, options = _split(work, len(ids))
         jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
         self._busy[ids] = True
-        for job in jobs:
-            self._enter_flight(job)
+        self._enter_flight(jobs)
         self._tally["invited"] += len(jobs)
         for observer in self.observers:
             observer.on_invite(self, jobs)
 
     def _check_invited(self, ids: IntArray) -> None:
-        if ids.min() < 0 or ids.max() >= self.population.size:
-            raise UserError(f"invite: client {ids.min() if ids.min() < 0 else ids.max()} is not in the population")
-        if len(ids) > 1 and len(np.unique(ids)) < len(ids):
+        clients = ids.tolist()
+        lowest, highest = min(clients), max(clients)
+        if lowest < 0 or highest >= self.population.size:
+            raise UserError(f"invite: client {lowest if lowest < 0 else highest} is not in the population")
+        if len(set(clients)) < len(clients):
             raise UserError("invite: a client is named twice; a client works on one job at a time")
         busy = ids[self._busy[ids]]
         if len(busy):
@@ -143,7 +148,7 @@ class Mailbox(Server):
         among: Among | None,
     ) -> Invitation:
         numbers = self._numbers[ids]
-        self._numbers[ids] += 1
+        self._numbers[ids] = numbers + 1
         received, versions, batches, done = self._received(ids, numbers, model)
         keep = model if isinstance(model, Keep) else None
         return Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among)
@@ -226,24 +231,28 @@ class Mailbox(Server):
                 assert close is not None
                 self._clock = max(self._clock, close)
                 break
-            ended = self._next_event()
-            if ended is not None and (wanted is None or ended.client in wanted):
-                ready += ended.outcome == ARRIVED
-                expected, alive = expected - 1, alive - 1
+            least = alive if close is None else len(self._events) if timer else expected
+            ended = self._next_events(least if count is None else min(least, count - ready), close)
+            if wanted is not None:
+                ended = [job for job in ended if job.client in wanted]
+            ready += [job.outcome for job in ended].count(ARRIVED)
+            expected, alive = expected - len(ended), alive - len(ended)
         taken = self._take(self._inbox, wanted, count)
         failed = self._take(self._failures, wanted, None)
-        for job in taken:
-            if job.hold:
-                self._held[job.client] = job
+        self._held |= {job.client: job for job in taken if job.hold}
         return self._updates(taken, Failures(failed))
 
     @staticmethod
     def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
         """Remove the first `count` wanted jobs from the list."""
+        if wanted is None:
+            first = waiting[:count]
+            del waiting[: len(first)]
+            return first
         taken: list[Job] = []
         left: list[Job] = []
         for job in waiting:
-            fits = (wanted is None or job.client in wanted) and (count is None or len(taken) < count)
+            fits = job.client in wanted and (count is None or len(taken) < count)
             (taken if fits else left).append(job)
         waiting[:] = left
         return taken
@@ -251,27 +260,49 @@ class Mailbox(Server):
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         return Updates(list(jobs), self._train, self.version, self._ticks, self.model, failed)
 
-    def _next_event(self) -> Job | None:
-        """Advance to the next event; the job that ended, unless it was cancelled before."""
-        tick, client, number = heapq.heappop(self._events)
-        job = self._in_flight.get(client)
-        if job is None or job.number != number:  # cancelled meanwhile
-            return None
-        self._clock = max(self._clock, tick)
-        self._finish(job)
-        return job
+    def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
+        """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without
+        those cancelled before."""
+        if self._one_by_one or self._standing:
+            most = 1
+        ended = [
+            job
+            for _, client, number in self._first_events(most, close)
+            if (job := self._in_flight.get(client)) is not None and job.number == number  # not cancelled meanwhile
+        ]
+        if ended:
+            self._clock = max(self._clock, ended[-1].ends_at)
+            self._finish(ended)
+        return ended
 
-    def _finish(self, job: Job) -> None:
-        """A job has come to its end: into the inbox or among the failures with it."""
-        self._leave_flight(job)
-        success = job.outcome == ARRIVED
-        (self._inbox if success else self._failures).append(job)
-        if success:
-            self._delivered(job)
-        for observer in self._arrival_hooks:
-            observer.on_arrival(self, job)
-        if job.again and success:
-            self._restarting.append(job)
+    def _first_events(self, most: int, close: int | None) -> list[tuple[int, int, int]]:
+        """Take the first ones out of the queue, at most so many."""
+        events = self._events
+        first: list[tuple[int, int, int]] = []
+        few = min(most, len(events) // 8)
+        if few < most and close is None:
+            few = 0
+        while len(first) < few and (close is None or events[0][0] <= close):
+            first.append(heapq.heappop(events))
+        if len(first) == few < most:  # there may be many more
+            events.sort()  # a heap still
+            more = min(most - few, len(events) if close is None else bisect(events, (close + 1,)))
+            first += events[:more]
+            del events[:more]
+        return first
+
+    def _finish(self, jobs: list[Job]) -> None:
+        """Jobs have come to their end: into the inbox or among the failures with them."""
+        self._leave_flight(jobs)
+        arrived = [job for job in jobs if job.outcome == ARRIVED]
+        self._inbox += arrived
+        if len(arrived) < len(jobs):
+            self._failures += [job for job in jobs if job.outcome != ARRIVED]
+        self._delivered(arrived)
+        for job in jobs if self._arrival_hooks else ():
+            for observer in self._arrival_hooks:
+                observer.on_arrival(self, job)
+        self._restarting += [job for job in arrived if job.again]
 
     def _restart(self) -> list[Job]:
         """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
@@ -284,28 +315,38 @@ class Mailbox(Server):
             restarted.append(self._in_flight[job.client])
         return restarted
 
-    def _enter_flight(self, job: Job) -> None:
-        self._in_flight[job.client] = job
-        self._heard += job.heard
-        self._standing += job.again
-        if job.heard and job.ends_at != NOT_KNOWN:
-            heapq.heappush(self._events, (job.ends_at, job.client, job.number))
+    def _enter_flight(self, jobs: list[Job]) -> None:
+        self._in_flight |= {job.client: job for job in jobs}
+        self._heard += sum([job.heard for job in jobs])
+        self._standing += sum([job.again for job in jobs])
+        events = [(job.ends_at, job.client, job.number) for job in jobs if job.heard and job.ends_at != NOT_KNOWN]
+        if len(events) < len(self._events) // 8:
+            for event in events:
+                heapq.heappush(self._events, event)
+        else:
+            self._events += events
+            self._events.sort()
 
-    def _leave_flight(self, job: Job) -> None:
-        """A job is over: count it, and remember what its client has."""
-        del self._in_flight[job.client]
-        self._heard -= job.heard
-        self._standing -= job.again
-        self._busy[job.client] = False
+    def _leave_flight(self, jobs: list[Job]) -> None:
+        """Jobs are over: count them, and remember what their clients have."""
+        for job in jobs:
+            del self._in_flight[job.client]
+            self._busy[job.client] = False
+        self._heard -= sum([job.heard for job in jobs])
+        self._standing -= sum([job.again for job in jobs])
         kept = self.algorithm.clients_keep
-        if job.has_model and (kept == "models" or (kept == "unfinished" and job.outcome != ARRIVED)):
-            self._kept[job.client] = job
-        elif job.outcome == ARRIVED:
-            self._kept.pop(job.client, None)
-        self._end(job)
+        if kept != "nothing":
+            for job in jobs:
+                if job.has_model and (kept == "models" or job.outcome != ARRIVED):
+                    self._kept[job.client] = job
+                elif job.outcome == ARRIVED:
+                    self._kept.pop(job.client, None)
+        self._end(jobs)
 
     def cancel(self, clients: ArrayLike) -> Failures:
         self._restart()
+        if not self._in_flight and not self._held:
+            return Failures()
         stopped: list[Job] = []
         for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
             self._held.pop(client, None)
@@ -316,7 +357,7 @@ class Mailbox(Server):
                 stopped.append(job)
             job.outcome, job.ends_at = CANCELLED, self._clock
             job.result = job.state = job.local = None
-            self._leave_flight(job)
+            self._leave_flight([job])
         return Failures(stopped)
 
     def settle(self) -> None:
@@ -351,8 +392,7 @@ class Mailbox(Server):
         self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
         self._record.jobs = places["record"]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
-        for job in places["in_flight"]:
-            self._enter_flight(job)
+        self._enter_flight(places["in_flight"])
         self._busy[list(self._in_flight)] = True
         self._share_tensors(every)
 
@@ -373,13 +413,13 @@ class Mailbox(Server):
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    options = {}
-    for name, value in vars(work).items():
-        if isinstance(value, np.ndarray):
-            if value.shape != (count,):
-                raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
-            options[name] = np.asarray(value, np.float64)
+    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    if not given:
+        return work, {}
+    for name, value in given.items():
+        if value.shape != (count,):
+            raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
     for name in ("batch_size", "batching"):
-        if name in options:
+        if name in given:
             raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
-    return (work.bind(dict.fromkeys(options, 0)) if options else work), options
+    return work.bind(dict.fromkeys(given, 0)), {name: value.astype(np.float64) for name, value in given.items()}

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from turnout.algorithms.algorithm import Algorithm
 from turnout.algorithms.arrivals import Arrivals
+from turnout.cohort.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer, Round
 from turnout.population.durations import Durations
 from turnout.population.population import Population
+from turnout.random import FloatArray
 from turnout.server.policy import Schedule
 from turnout.server.server import Server
-from turnout.server.simulation import Simulation
+from turnout.server.simulation import Simulation, by_work
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Job
 from turnout.task import Task
@@ -38,20 +40,40 @@ def _no_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
     return outputs
 
 
+class _Zeros(Block):
+    """One row of nothing, which is everybody's: sums of it are it."""
+
+    def weighted_sum(self, name: str, rows: list[int], weights: FloatArray) -> Tensor:
+        return self[name][0]
+
+
 class Rehearsal(Simulation):
     """`Simulation` in which every update is zero and nothing is evaluated."""
 
+    _nothing: tuple[LocalSGD, Block] | None = None  # what comes of the work last asked for
+
+    def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
+        """There is nothing to gain from doing more at once."""
+        missing = [job for job in needed if job.result is None]
+        for alike in by_work(missing) if missing else ():
+            self._train_alike(alike)
+
     def _train_alike(self, jobs: list[Job]) -> None:
-        def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        def zeros(shapes: dict[str, tuple[int, ...]], rows: int) -> dict[str, Tensor]:
             zero = torch.zeros((), dtype=self.plan.dtype, device=self.plan.device)
-            return {name: zero.expand(len(jobs), *shape) for name, shape in shapes.items()}
+            return {name: zero.expand(rows, *shape) for name, shape in shapes.items()}
 
         work = jobs[0].work
-        payload, state = zeros(work.sends(self.task)), zeros(work.stored_shapes(self.task))
+        payload = zeros(work.sends(self.task), len(jobs))
+        state = zeros(work.stored_shapes(self.task), len(jobs))
         kept = (
             {"params": torch.stack([job.received for job in jobs])} if self.algorithm.clients_keep == "models" else {}
         )
-        self._attach(jobs, payload, state, kept)
+        self._attach(jobs, Block(payload), Block(state), Block(kept))
+        if self._nothing is None or self._nothing[0] is not work:
+            self._nothing = work, _Zeros(zeros(work.sends(self.task), 1))
+        for job in jobs if self.behaviour is None else ():  # a liar has a row of its own, to put another in its place
+            job.result = self._nothing[1], 0
 
     def evaluate(self) -> dict[str, float]:
         return {}
@@ -115,7 +137,7 @@ def schedule(
         size = population.model_bytes or (4 if task is None else task.size * task.initial.element_size())
         durations = Durations.of(population, work, size, size)
         policy = algorithm.policy(durations)
-        uses_all = getattr(algorithm, "max_staleness", None) is None
+        uses_all = all(getattr(algorithm, name, None) is None for name in ("max_staleness", "concurrency"))
         sends_models = isinstance(algorithm, Arrivals) or not (durations.down.any() or durations.up.any())
         quick = uses_all and sends_models and durations.reliable
         if policy is not None and quick and policy == algorithm.policy(durations, 1):

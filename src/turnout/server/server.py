@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ from turnout import random
 from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures
 from turnout.cohort.plan import Plan
 from turnout.cohort.store import ClientStore
-from turnout.cohort.train import Cohort, threads
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Cohort
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.observe.observer import Event, Observer, Round
@@ -33,7 +34,7 @@ from turnout.population.population import Population
 from turnout.server.privacy import Privacy
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import Failures, Job, Updates
+from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
 from turnout.task import Task
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ class OnlineSet:
         """Which of these clients are members, online, with something to train on and not busy with a job."""
         ids = np.asarray(ids, np.int64)
         population = self._population
-        here = population.members(ids, self._now) & population.availability.online(population.seed, ids, self._at)
-        here &= population.has_samples(ids, self._now)
-        if self._busy is not None:
-            here &= ~self._busy[ids]
-        return here
+        here = population.availability.online(population.seed, ids, self._at)
+        if population.changes:
+            here = here & population.members(ids, self._now)
+        if population.stream is not None:
+            here = here & population.has_samples(ids, self._now)
+        return here if self._busy is None else here & ~self._busy[ids]
 
     def back_at(self, ids: IntArray) -> FloatArray:
         """Seconds before which it is no use to look for these absent clients again; now where that is not known."""
@@ -108,10 +110,11 @@ class OnlineSet:
         everybody, tried = self._population.size, 2 * size + 16
         while True:
             ids = random.subset(key, min(tried, everybody), everybody)
-            found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)][:size]
-            if len(found) == size or tried >= everybody:
-                return found
-            tried *= 4
+            found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)]
+            if len(found) >= size or tried >= everybody:
+                return found[:size]
+            likely = 5 * tried * size // (4 * max(1, len(found))) + 16  # with as many online among the next
+            tried = min(4 * tried, likely) if 12 * tried <= everybody else 4 * tried  # beyond, `subset` draws otherwise
 
     @property
     def ids(self) -> IntArray:
@@ -147,6 +150,7 @@ class Server:
         self.population = algorithm.training_population(population)
         self.plan = (plan or Plan()).resolve(task)
         self.cohort = Cohort(task, population.inputs, population.targets, self.plan)
+        self.plan = replace(self.plan, convolution=self.cohort.plan.convolution)
         self.task = self.cohort.task
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
@@ -157,6 +161,7 @@ class Server:
         self.version = 0
         self.importance = self.population.importance_at(0.0)
         self.heard = np.zeros(self.population.size, bool)  # whose update ever counted
+        self._count_heard = 0
         self.measures: dict[str, float] = {}
         self.stopped: str | None = None
         self.begun = False
@@ -251,8 +256,7 @@ class Server:
         A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
         counts as much as all weights together. What it does is not linear, and recorded so."""
         weights = self._checked(updates, weights)
-        names = {job.name for job in updates.jobs}
-        if len(names) < len(updates) or any(job.used for job in updates.jobs):
+        if len(set(updates.jobs)) < len(updates) or any(job.used for job in updates.jobs):
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         counted, weights = self._screened(updates, weights)
         if rule is not None and self.privacy is not None:
@@ -284,8 +288,8 @@ class Server:
     def _finite_rows(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """`finite`, with the weights of those that are left."""
         kept = self.finite(updates, weights)
-        names = {job.name for job in kept.jobs}
-        return kept, weights[[job.name in names for job in updates.jobs]]
+        left = set(kept.jobs)
+        return kept, weights[[job in left for job in updates.jobs]]
 
     def _apply(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> bool:
         """Move the model, unless it would no longer be finite."""
@@ -332,7 +336,7 @@ class Server:
         """Without the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
         if not len(updates):
             return updates
-        good = torch.isfinite(updates.deltas).all(dim=1).cpu().numpy()
+        good = updates.finite().cpu().numpy()
         for row in np.flatnonzero(~good).tolist():
             job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
             self.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
@@ -351,9 +355,12 @@ class Server:
 
     def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
         self._record.jobs += updates.jobs
-        self._weights += weights.tolist()
-        self._staleness += (self.version - updates.versions).tolist()
-        self.heard[updates.clients[weights != 0]] = True
+        self._staleness += [self.version - job.version for job in updates.jobs]
+        for job, weight in zip(updates.jobs, weights.tolist(), strict=True):
+            self._weights.append(weight)
+            if weight and not self.heard[job.client]:
+                self.heard[job.client] = True
+                self._count_heard += 1
         self.version += 1
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -376,21 +383,22 @@ class Server:
 
     def _close_round(self) -> None:
         self._open = False
-        record, self._record = self._record, Round(self.version + 1, self.now)
-        used = {job.name for job in record.jobs}
+        now, record = self.now, self._record
+        self._record = Round(self.version + 1, now)
+        used = set(record.jobs)
         for job in self._ended:
-            if job.name not in used:
+            if job not in used:
                 record.jobs.append(job)
                 self._weights.append(0.0)
                 self._staleness.append(max(0, self.version - 1 - job.version))
-        record.number, record.time = self.version, self.now
+        record.number, record.time = self.version, now
         record.weights = np.asarray(self._weights)
         record.staleness = np.asarray(self._staleness, np.int64)
         contributed = [age for age, weight in zip(self._staleness, self._weights, strict=True) if weight]
         record.facts = {
             **self._tally,
             "used": len(contributed),
-            "heard": int(self.heard.sum()),
+            "heard": self._count_heard,
             "weight": math.fsum(self._weights),
             "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
             "staleness_max": max(contributed, default=0),
@@ -398,8 +406,8 @@ class Server:
         }
         self._weights, self._staleness, self._ended, self._notes = [], [], [], {}
         self._tally = dict.fromkeys(self._tally, 0)
-        last = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
-        if last or self.evaluation.due(self.version, self.now, self._evaluated_at):
+        last = self.stopped or self.stopping.reason(self.version, now, self.measures)
+        if last or self.evaluation.due(self.version, now, self._evaluated_at):
             record.measures = self.evaluate()
             if not all(np.isfinite(value) for name, value in self.measures.items() if name.endswith("_loss")):
                 self._diverge("the loss is no longer finite")
@@ -410,14 +418,16 @@ class Server:
         if self.population.changes:
             self.importance = self.population.importance_at(self.now)
 
-    def _end(self, job: Job) -> None:
-        """Count a job that has just ended."""
-        self._ended.append(job)
-        self._tally[
-            "arrived" if job.outcome == "arrived" else "cancelled" if job.outcome == "cancelled" else "failed"
-        ] += 1
-        self._tally["bytes_down"] += job.bytes[0]
-        self._tally["bytes_up"] += job.bytes[1]
+    def _end(self, jobs: list[Job]) -> None:
+        """Count jobs that have just ended."""
+        self._ended += jobs
+        outcomes = [job.outcome for job in jobs]
+        arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
+        self._tally["arrived"] += arrived
+        self._tally["cancelled"] += cancelled
+        self._tally["failed"] += len(jobs) - arrived - cancelled
+        self._tally["bytes_down"] += sum([job.bytes[0] for job in jobs])
+        self._tally["bytes_up"] += sum([job.bytes[1] for job in jobs])
 
     def note(self, **facts: float) -> None:
         """Add columns to this round's row of the history."""
@@ -573,6 +583,7 @@ class Server:
         """The inverse of `save`, into a server built with the same configuration."""
         device = self.plan.device
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
+        self._count_heard = int(self.heard.sum())
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
         self._evaluated_at, self._tally = facts["evaluated_at"], facts["tally"]
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)

@@ -7,8 +7,10 @@ then *all* in-flight jobs are trained with it in one call. Asynchronous methods 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.carry_out import carry_out
+from turnout.cohort.blocks import Block
+from turnout.cohort.engine import engine_for
 from turnout.cohort.train import Jobs
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
@@ -26,11 +29,13 @@ from turnout.population.behaviour import Behaviour
 from turnout.population.durations import Durations
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.mailbox import Mailbox
+from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
-from turnout.server.updates import ARRIVED, Job, Updates
+from turnout.server.updates import ARRIVED, Job, Updates, by_block
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+_NOTHING = Block({})
 
 
 class Simulation(Mailbox):
@@ -39,6 +44,7 @@ class Simulation(Mailbox):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._dispatch = Dispatch(self.population, self.task)
+        self._engine = engine_for(self.cohort, self.plan)
         self.adversary = copy.deepcopy(self.population.adversary)  # with a memory of this run
         if self.adversary is not None:
             self.adversary.begin(self.population.size)
@@ -86,16 +92,14 @@ class Simulation(Mailbox):
         nothing_else = len(work.sends(self.task)) == 1 and not work.state_shapes(self.task)
         if behaviour.invents and nothing_else and self.algorithm.clients_keep != "models":  # nothing to compute
             nothing = self.model.new_zeros(len(lying), len(self.model))
-            self._attach(lying, {"delta": behaviour.respond(updates, nothing, len(jobs))}, {}, {})
+            self._attach(lying, Block({"delta": behaviour.respond(updates, nothing, len(jobs))}))
             return
         self._train(lying, jobs)
-        results = [job.result for job in lying if job.result is not None]
-        block, rows = results[0][0], torch.tensor([row for _, row in results], device=self.plan.device)
-        forged = behaviour.respond(updates, block["delta"][rows], len(jobs))
-        block["delta"] = block["delta"].index_copy(0, rows, forged)  # trained together: they share the block
-        if lying[0].local is not None:
-            kept, _ = lying[0].local
-            kept["params"] = kept["params"].index_copy(0, rows, updates.received() + forged)
+        forged = behaviour.respond(updates, updates.gather("delta", held=True), len(jobs))
+        for block, there, here in by_block([job.result for job in lying if job.result is not None]):
+            block.put("delta", there, forged[here])
+        for block, there, here in by_block([job.local for job in lying if job.local is not None]):
+            block.put("params", there, (updates.received() + forged)[here])
 
     def _silence(self, adversary: Adversary, jobs: list[Job]) -> None:
         """Let the adversary choose who of those just invited will never answer. It knows everything: where it looks at
@@ -113,11 +117,14 @@ class Simulation(Mailbox):
     def _due(self, close: int | None) -> bool:
         return bool(self._events) and (close is None or self._events[0][0] <= close)
 
-    def _delivered(self, job: Job) -> None:
-        if job.work.stored_shapes(self.task):
-            self._unsettled[job.client] = job
-            if job.state is not None:
-                self._commit([job])
+    def _delivered(self, jobs: Sequence[Job]) -> None:
+        works = {id(job.work): job.work for job in jobs}
+        with_state = {name for name, work in works.items() if work.stored_shapes(self.task)}
+        for job in jobs if with_state else ():
+            if id(job.work) in with_state:
+                self._unsettled[job.client] = job
+                if job.state is not None:
+                    self._commit([job])
 
     def foresee(self) -> tuple[IntArray, FloatArray]:
         """Who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
@@ -129,7 +136,7 @@ class Simulation(Mailbox):
     def hasten(self) -> None:
         """End every job in flight now, as it will end: its update is used before it exists."""
         for job in sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client)):
-            self._finish(job)
+            self._finish([job])
 
     def _stop(self, job: Job) -> bool:
         elapsed = max(0, self._clock - job.starts_at) / self._ticks
@@ -161,7 +168,7 @@ class Simulation(Mailbox):
         home = int(arrives.max(initial=self._clock))
         self._restart()
         while self._events and self._events[0][0] <= home:
-            self._next_event()
+            self._next_events()
             self._restart()
         self._clock = home
         return self._updates(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
@@ -170,25 +177,20 @@ class Simulation(Mailbox):
 
     def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
         """Compute the results of `needed` and, with them, of every job in flight or starting that will bring one."""
-        missing = {job.name: job for job in needed if job.result is None}
+        missing = dict.fromkeys([job for job in needed if job.result is None])
         if not missing:
             return
-        ahead = sorted([*self._in_flight.values(), *starting], key=lambda job: (job.ends_at, job.client))
-        room = self.plan.results_kept(self.task, needed[0].work)
-        waiting = sum(job.result is not None for job in ahead)
-        for job in ahead:
-            if len(missing) + waiting >= room:
-                break
-            if job.outcome == ARRIVED and job.result is None:
-                missing.setdefault(job.name, job)
-        works = {id(job.work): job.work for job in missing.values()}
-        signatures = {name: _signature(work) for name, work in works.items()}
-        groups: dict[Any, list[Job]] = {}
-        for job in missing.values():
-            groups.setdefault((signatures[id(job.work)], *job.options), []).append(job)
-        for jobs in groups.values():
-            self._train_alike(jobs)
+        in_flight = [*self._in_flight.values(), *starting]
+        open_ones = [job for job in in_flight if job.result is None]
+        ahead = [job for job in open_ones if job.outcome == ARRIVED and job not in missing]
+        jobs = list(missing)
+        if ahead:
+            waiting = len(in_flight) - len(open_ones)
+            room = self.plan.results_kept(self.task, needed[0].work) - len(missing) - waiting
+            jobs += sorted(ahead, key=lambda job: (job.ends_at, job.client))[: max(0, room)]
         self._trained = True
+        for alike in by_work(jobs):
+            self._train_alike(alike)
 
     def _train_alike(self, jobs: list[Job]) -> None:
         """Train jobs that share their local work: one cohort, possibly from different versions."""
@@ -199,12 +201,11 @@ class Simulation(Mailbox):
         batches = np.array([job.batches for job in jobs], np.int64)
         options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
         at = np.array([job.starts_at for job in jobs]) / self._ticks
-        trained = carry_out(
-            self.cohort,
+        results = self._engine.carry_out(
             Jobs(
                 work,
                 random.key(self.seed, "local work", clients, batches),
-                torch.stack([model for _, model in models.values()]),
+                jobs[0].received[None] if len(models) == 1 else torch.stack([model for _, model in models.values()]),
                 received,
                 self.population.samples(clients, at),
                 options,
@@ -213,15 +214,18 @@ class Simulation(Mailbox):
             [job.version for job in jobs],
             keep_params=self.algorithm.clients_keep == "models",
         )
-        self._attach(jobs, trained.payload, trained.state, trained.local)
+        for rows, *blocks in results:
+            self._attach([jobs[row] for row in rows], *blocks)
 
-    def _attach(self, jobs: list[Job], payload: Named, state: Named, kept: Named) -> None:
+    def _attach(self, jobs: list[Job], payload: Block, state: Block = _NOTHING, kept: Block = _NOTHING) -> None:
         """Give each job its row of what was trained."""
+        has_state, has_kept = bool(state), bool(kept)
         for row, job in enumerate(jobs):
             job.result = (payload, row)
-            job.state = (state, row) if state else None
-            job.local = (kept, row) if kept else None
-        self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
+            job.state = (state, row) if has_state else None
+            job.local = (kept, row) if has_kept else None
+        if self._unsettled:
+            self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
 
     def _commit(self, jobs: list[Job]) -> None:
         """Make the new state of clients whose jobs have ended on the clock theirs; jobs that were trained together."""
@@ -242,16 +246,14 @@ class Simulation(Mailbox):
         Between two rounds nobody else refers to a block, so no sum ever meets its rows in two places."""
         waiting = [*self._in_flight.values(), *self._inbox, *self._held.values()]
         for kind in ("result", "state", "local"):
-            blocks: dict[int, tuple[Named, list[tuple[int, Job]]]] = {}
-            for job in waiting:
-                if (trained := getattr(job, kind)) is not None:
-                    blocks.setdefault(id(trained[0]), (trained[0], []))[1].append((trained[1], job))
-            for block, jobs in blocks.values():
-                if 2 * len(jobs) < max((len(values) for values in block.values()), default=0):
-                    jobs.sort(key=lambda pair: pair[0])
-                    fewer = {name: values[[row for row, _ in jobs]] for name, values in block.items()}
-                    for row, (_, job) in enumerate(jobs):
-                        setattr(job, kind, (fewer, row))
+            trained = [place for place in map(attrgetter(kind), waiting) if place is not None]
+            left = Counter([id(block) for block, _ in trained])
+            for name, block in {id(block): block for block, _ in trained}.items():
+                if 2 * left[name] < block.rows:
+                    jobs = {place[1]: job for job in waiting if (place := getattr(job, kind)) and place[0] is block}
+                    fewer = block.take(sorted(jobs))
+                    for row, before in enumerate(sorted(jobs)):
+                        setattr(jobs[before], kind, (fewer, row))
 
     def settle(self) -> None:
         self._restart()
@@ -260,6 +262,12 @@ class Simulation(Mailbox):
             self._trained = False
         if self._unsettled:
             self._train(list(self._unsettled.values()))
+
+    def run(self) -> Server:
+        try:
+            return super().run()
+        finally:
+            self._engine.close()
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -279,6 +287,19 @@ class Simulation(Mailbox):
             load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
         if self.behaviour is not None:
             load_state(self.behaviour, facts["behaviour"], unnest("behaviour", tensors), self.plan.device)
+
+
+def by_work(jobs: list[Job]) -> list[list[Job]]:
+    """Those that share their local work, together."""
+    works = {id(job.work): job.work for job in jobs}
+    if len(works) == 1 and not any(job.options for job in jobs):
+        return [jobs]
+    first: dict[Any, int] = {}  # of the works that compute the same thing
+    kinds = {name: first.setdefault(_signature(work), name) for name, work in works.items()}
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((kinds[id(job.work)], *job.options), []).append(job)
+    return list(groups.values())
 
 
 def _signature(work: LocalSGD) -> tuple[Any, ...]:

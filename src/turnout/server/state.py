@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.cohort.blocks import Block
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.updates import Job
@@ -90,9 +91,9 @@ class _Blocks:
     over them then have the same bits."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, tuple[int, Named, set[int]]] = {}
+        self.blocks: dict[int, tuple[int, Block, set[int]]] = {}
 
-    def refer(self, block: tuple[Named, int] | None) -> list[int] | None:
+    def refer(self, block: tuple[Block, int] | None) -> list[int] | None:
         """The (block, row) of a result, by number."""
         if block is None:
             return None
@@ -104,18 +105,18 @@ class _Blocks:
         tensors = {}
         for number, block, rows in self.blocks.values():
             tensors[f"{kind}{number}@rows"] = torch.tensor(sorted(rows))
-            tensors |= {f"{kind}{number}/{name}": values[sorted(rows)] for name, values in block.items()}
+            tensors |= {f"{kind}{number}/{name}": block.some(name, sorted(rows)) for name in block}
         return tensors
 
 
-def _load_blocks(kind: str, tensors: Named) -> dict[int, tuple[Named, dict[int, int]]]:
+def _load_blocks(kind: str, tensors: Named) -> dict[int, tuple[Block, dict[int, int]]]:
     """Blocks by number: their rows, and where each original row is now."""
     blocks = {}
     for name in tensors:
         if name.startswith(kind) and name.endswith("@rows"):
             block = name.removesuffix("@rows")
             places = {row: place for place, row in enumerate(tensors[name].tolist())}
-            blocks[int(block.removeprefix(kind))] = unnest(block, tensors), places
+            blocks[int(block.removeprefix(kind))] = Block(unnest(block, tensors)), places
     return blocks
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.cohort.blocks import Block, in_order
 from turnout.errors import UserError
-from turnout.local.sgd import LocalSGD, Named
+from turnout.local.sgd import LocalSGD
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -51,9 +52,9 @@ class Job:
     has_model: bool = True  # whether the client had received its model by the end
     used: bool = False  # in a step
     logged: bool = False  # in the history
-    result: tuple[Named, int] | None = None  # a block of trained rows, and which row is this job's
-    state: tuple[Named, int] | None = None  # new client state, until it is committed
-    local: tuple[Named, int] | None = None  # final local parameters, for clients that go on from them
+    result: tuple[Block, int] | None = None  # a block of trained rows, and which row is this job's
+    state: tuple[Block, int] | None = None  # new client state, until it is committed
+    local: tuple[Block, int] | None = None  # final local parameters, for clients that go on from them
 
     @property
     def name(self) -> tuple[int, int]:
@@ -130,20 +131,21 @@ class Updates:
         """`[0, P]` the vectors of no job at all."""
         return self._model.new_zeros(0, len(self._model))
 
-    def _column(self, values: Any, dtype: type = np.int64) -> NDArray[Any]:
-        return np.fromiter(values, dtype, len(self.jobs))
+    @staticmethod
+    def _column(values: list[int]) -> IntArray:
+        return np.array(values, np.int64)
 
     @cached_property
     def clients(self) -> IntArray:
-        return self._column(job.client for job in self.jobs)
+        return self._column([job.client for job in self.jobs])
 
     @cached_property
     def numbers(self) -> IntArray:
-        return self._column(job.number for job in self.jobs)
+        return self._column([job.number for job in self.jobs])
 
     @cached_property
     def versions(self) -> IntArray:
-        return self._column(job.version for job in self.jobs)
+        return self._column([job.version for job in self.jobs])
 
     @property
     def staleness(self) -> IntArray:
@@ -151,45 +153,46 @@ class Updates:
 
     @cached_property
     def sent_at(self) -> FloatArray:
-        return self._column(job.sent_at for job in self.jobs) / self._ticks
+        return self._column([job.sent_at for job in self.jobs]) / self._ticks
 
     @cached_property
     def arrived_at(self) -> FloatArray:
-        return self._column(job.ends_at for job in self.jobs) / self._ticks
+        return self._column([job.ends_at for job in self.jobs]) / self._ticks
 
     @cached_property
     def samples(self) -> IntArray:
-        return self._column(job.samples for job in self.jobs)
+        return self._column([job.samples for job in self.jobs])
 
     @cached_property
     def steps(self) -> IntArray:
-        return self._column(job.steps for job in self.jobs)
+        return self._column([job.steps for job in self.jobs])
 
-    def _blocks(self, held: bool = False) -> list[tuple[Named, list[int], list[int]]]:
-        """The trained rows, block by block: (block, rows of the block in order, the same rows here)."""
+    def _blocks(self, held: bool = False) -> list[tuple[Block, list[int], list[int]]]:
+        """The trained rows, `by_block`."""
         if not held and any(job.hold for job in self.jobs):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
             )
         if any(job.result is None for job in self.jobs):
             self._train(self.jobs)
-        blocks: dict[int, tuple[Named, list[tuple[int, int]]]] = {}
-        for here, job in enumerate(self.jobs):
-            assert job.result is not None
-            block, row = job.result
-            blocks.setdefault(id(block), (block, []))[1].append((row, here))
-        parts = ((block, sorted(pairs)) for block, pairs in blocks.values())
-        return [(block, [there for there, _ in pairs], [here for _, here in pairs]) for block, pairs in parts]
+        results = [job.result for job in self.jobs]
+        assert None not in results
+        return by_block(cast(list[tuple[Block, int]], results))
 
     def __getitem__(self, name: str) -> Tensor:
         """`[k, ...]` the named vectors, row by row; not to be changed in place."""
-        return self._gather(name)
+        return self.gather(name)
 
-    def _gather(self, name: str, held: bool = False) -> Tensor:
+    def gather(self, name: str, held: bool = False) -> Tensor:
+        """The same; also of held updates, which only a simulation can know."""
         if not self.jobs:
             return self._none
+        return self._each("some", name, held)
+
+    def _each(self, method: str, name: str, held: bool = False) -> Tensor:
+        """`[k, ...]` what blocks say of their rows, row by row."""
         blocks = self._blocks(held)
-        parts = [_some(block[name], there) for block, there, _ in blocks]
+        parts = list(in_order(block.ask(method, name, there) for block, there, _ in blocks))
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = [row for _, _, rows in blocks for row in rows]
         if order == list(range(len(order))):
@@ -210,34 +213,39 @@ class Updates:
         return self.received() + self.deltas
 
     def weighted_sum(self, weights: ArrayLike, name: str = "delta") -> Tensor:
-        """`sum_i weights[i] * row_i`, block by block without gathering rows."""
+        """`sum_i weights[i] * row_i`, block by block, each where it is."""
         weights = np.asarray(weights, np.float64)
         if len(self.jobs) == 1 and (result := self.jobs[0].result) is not None and not self.jobs[0].hold:
-            return result[0][name][result[1]] * float(weights[0])
+            return result[0].weighted_sum(name, [result[1]], weights)
         total: Tensor | None = None
-        for block, there, rows in self._blocks():
-            values = block[name]
-            if len(there) == 1:
-                part: Tensor = values[there[0]] * float(weights[rows[0]])
-            else:
-                values = _some(values, there)
-                row = torch.as_tensor(weights[rows], dtype=values.dtype, device=values.device)
-                part = torch.tensordot(row, values, dims=1)
+        blocks = self._blocks()
+        for part in in_order(block.ask("weighted_sum", name, there, weights[rows]) for block, there, rows in blocks):
             total = part if total is None else total + part
         assert total is not None, "a sum over no updates"
         return total
 
     def norms(self, name: str = "delta") -> Tensor:
         """`[k]` Euclidean norms: the one number that also comes with a held update."""
-        norms: Tensor = self._gather(name, held=True).flatten(1).norm(dim=1)
-        return norms
+        return self._each("norms", name, held=True) if self.jobs else self._none[:, 0]
+
+    def finite(self, name: str = "delta") -> Tensor:
+        """`[k]` whether all numbers of a row are."""
+        return self._each("finite", name)
 
     def gram(self, name: str = "delta", held: bool = False) -> Tensor:
         """`[k, k]` inner products; also of held updates, which only a simulation can know."""
-        values = self._gather(name, held).flatten(1)
+        values = self.gather(name, held).flatten(1)
         return torch.mm(values, values.T)
 
 
-def _some(values: Tensor, rows: list[int]) -> Tensor:
-    """These rows, without a copy if they are all."""
-    return values if rows == list(range(len(values))) else values[rows]
+def by_block(results: Sequence[tuple[Block, int]]) -> list[tuple[Block, list[int], list[int]]]:
+    """Rows of several blocks, block by block: (block, rows of the block in order, their places in the list)."""
+    rows = [row for _, row in results]
+    if rows == list(range(len(rows))) and len({id(block) for block, _ in results}) == 1:
+        return [(results[0][0], rows, rows)]
+    places: dict[int, list[int]] = {}
+    for here, (block, _) in enumerate(results):
+        places.setdefault(id(block), []).append(here)
+    for there in places.values():
+        there.sort(key=rows.__getitem__)
+    return [(results[there[0]][0], [rows[here] for here in there], there) for there in places.values()]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from turnout.cohort.plan import Plan
-from turnout.cohort.train import threads
+from turnout.cohort.threads import threads
 from turnout.observe.curves import line_chart
 from turnout.online.components import Gaussians
 from turnout.online.environment import GaussianStream, gaussian_centres, near

@@ -16,7 +16,7 @@ from torch.func import grad
 
 from turnout import random
 from turnout.cohort.plan import Plan
-from turnout.cohort.train import threads
+from turnout.cohort.threads import threads
 from turnout.datasets import mnist
 from turnout.datasets.dataset import Dataset
 from turnout.models import mlp

@@ -1,0 +1,90 @@
+"""Rows trained together: what jobs have brought back, here or on another machine.
+
+A block is asked, not taken apart: sums and norms are computed where its rows are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.local.sgd import Named
+
+Answer = Callable[[], Tensor]
+_AHEAD = 8  # answers on their way at once
+
+
+class Block(Mapping[str, Tensor]):
+    """Vectors by name, `[k, ...]`, a row a job."""
+
+    def __init__(self, vectors: Named) -> None:
+        self._vectors = vectors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._vectors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def rows(self) -> int:
+        return max((len(values) for values in self._vectors.values()), default=0)
+
+    def ask(self, method: str, *arguments: object) -> Answer:
+        """What a method of this class will say; on another machine it is under way at once."""
+        return partial(getattr(self, method), *arguments)
+
+    def some(self, name: str, rows: list[int]) -> Tensor:
+        """`[len(rows), ...]` these rows, without a copy if they are all."""
+        values = self[name]
+        return values if rows == list(range(len(values))) else values[rows]
+
+    def weighted_sum(self, name: str, rows: list[int], weights: NDArray[np.float64]) -> Tensor:
+        """`sum_i weights[i] * row_i` over these rows."""
+        total: Tensor
+        if len(rows) == 1:
+            total = self[name][rows[0]] * float(weights[0])
+        else:
+            values = self.some(name, rows)
+            row = torch.as_tensor(weights, dtype=values.dtype, device=values.device)
+            total = torch.tensordot(row, values, dims=1)
+        return total
+
+    def norms(self, name: str, rows: list[int]) -> Tensor:
+        """`[len(rows)]` Euclidean norms."""
+        norms: Tensor = self.some(name, rows).flatten(1).norm(dim=1)
+        return norms
+
+    def finite(self, name: str, rows: list[int]) -> Tensor:
+        """`[len(rows)]` whether all numbers of a row are."""
+        return torch.isfinite(self.some(name, rows)).flatten(1).all(dim=1)
+
+    def put(self, name: str, rows: list[int], values: Tensor) -> Block:
+        """Replace these rows, for all who refer to them."""
+        here = self[name]
+        self._vectors[name] = here.index_copy(0, torch.tensor(rows, device=here.device), values.to(here))
+        return self
+
+    def take(self, rows: list[int]) -> Block:
+        """A block of these rows alone."""
+        return Block({name: values[rows] for name, values in self._vectors.items()})
+
+
+def in_order(answers: Iterable[Answer]) -> Iterator[Tensor]:
+    """What blocks have been asked, in that order; a few are asked ahead, never all."""
+    asked: deque[Answer] = deque()
+    for answer in answers:
+        asked.append(answer)
+        if len(asked) == _AHEAD:
+            yield asked.popleft()()
+    while asked:
+        yield asked.popleft()()

@@ -1,0 +1,44 @@
+"""Where local work is carried out: on this machine, or shared by many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from turnout.cohort.blocks import Block
+from turnout.cohort.carry_out import carry_out
+from turnout.cohort.plan import Plan
+from turnout.cohort.train import Cohort, Jobs
+
+
+class Results(NamedTuple):
+    """What some of the jobs have brought, row by row."""
+
+    rows: Sequence[int]  # which of the jobs
+    payload: Block
+    state: Block
+    local: Block
+
+
+class Engine:
+    """This machine: all jobs of a call are one block."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+
+    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+        trained = carry_out(self.cohort, jobs, versions, keep_params)
+        return [Results(range(len(jobs.keys)), Block(trained.payload), Block(trained.state), Block(trained.local))]
+
+    def close(self) -> None:
+        """Let go of what was started for it."""
+
+
+def engine_for(cohort: Cohort, plan: Plan) -> Engine:
+    if plan.engine != "ray":
+        return Engine(cohort)
+    from turnout.cohort.ray_pool import RayPool, load
+    from turnout.cohort.remote import RemoteEngine
+
+    load("engine.engine", plan.address)  # it is missed now rather than later
+    return RemoteEngine(cohort, plan.blocks, lambda: RayPool(cohort, plan))

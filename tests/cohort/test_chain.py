@@ -1,0 +1,313 @@
+"""Plain SGD written out: every form of it equals automatic differentiation, and what is left out changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from turnout import LocalSGD, Plan, Ragged, Task, UserError, models
+from turnout.cohort import trial
+from turnout.cohort.chain import Chain
+from turnout.cohort.convolutions import FORMS
+from turnout.cohort.graphs import GraphedSGD, pieces, rounded
+from turnout.cohort.plain_sgd import PlainSGD
+from turnout.cohort.train import Cohort, Jobs
+from turnout.random import key
+
+ON_A_CPU = [form for form in FORMS if form != "patches_triton"]
+POOL = 60
+SIZES = np.array([23, 17, 9, 9, 4, 3, 1])
+STEPS = LocalSGD(0.1, epochs=2, batch_size=4).num_steps(SIZES)
+
+
+def padded_conv() -> nn.Module:
+    relu = nn.ReLU()  # the same twice
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False),
+        relu,
+        nn.Sequential(nn.Conv2d(3, 4, (2, 3)), nn.MaxPool2d((1, 2)), nn.Identity()),
+        nn.Dropout2d(0.3),
+        nn.Flatten(),
+        relu,
+        nn.Dropout(0.2),
+        nn.Linear(12, 3),
+    )
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(models.Reshape(98), nn.Linear(98, 300), nn.ReLU(), nn.Linear(300, 90, bias=False), nn.ReLU())
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+
+
+def pool(classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(POOL, 2, 7, 7, generator=generator)
+    inputs[::3, :, 2:] = 0.0  # ties for pooling to break
+    return inputs, torch.randint(classes, (POOL,), generator=generator)
+
+
+def trained(model: Callable[[], nn.Module], plan: Plan, loss: Any = "cross_entropy", versions: int = 1) -> Tensor:
+    """`[k, P]` differences of clients with unequal data."""
+    task, (inputs, targets) = Task(model, loss, seed=2), pool()
+    if loss == "mse":
+        targets = torch.randn(POOL, 90, generator=torch.Generator().manual_seed(4))
+    cohort = Cohort(task, inputs, targets, plan.resolve(task))
+    clients = np.arange(len(SIZES))
+    samples = Ragged(np.concatenate([[0], np.cumsum(SIZES)]), np.arange(SIZES.sum()) % POOL)
+    begin = torch.stack([(1 + 0.2 * version) * cohort.task.initial for version in range(versions)])
+    work, rates = LocalSGD(0.1, epochs=2, batch_size=4), np.linspace(0.05, 0.2, len(SIZES))
+    jobs = Jobs(work, key(3, "x", clients), begin, clients % versions, samples, {"lr": rates}, {})
+    return cohort.train(jobs).payload["delta"]
+
+
+def distance(one: Tensor, two: Tensor) -> float:
+    return float(((one - two).norm(dim=1) / two.norm(dim=1)).max())
+
+
+def twice_the_same() -> nn.Module:
+    again = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(98, 8), again, nn.Linear(8, 8), again, nn.Dropout(0.1), nn.Linear(8, 3)
+    )
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+@pytest.mark.parametrize("model", [padded_conv, pooled, twice_the_same])
+@pytest.mark.parametrize("form", ON_A_CPU)
+def test_every_form_of_convolution_equals_automatic_differentiation(
+    form: str, model: Callable[[], nn.Module], versions: int
+) -> None:
+    general = trained(model, Plan(precision="float64", threads=1, kernels="general"), versions=versions)
+    written = trained(model, Plan(precision="float64", threads=1, convolution=form), versions=versions)
+    assert distance(written, general) <= 1e-12
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+@pytest.mark.parametrize("loss", ["mse", lambda outputs, _: outputs.square().sum(-1)])
+def test_wide_layers_are_never_formed_and_it_makes_no_difference(loss: Any, versions: int) -> None:
+    general = trained(wide, Plan(precision="float64", threads=1, kernels="general"), loss, versions)
+    factored = trained(wide, Plan(precision="float64", threads=1), loss, versions)
+    assert distance(factored, general) <= 1e-12
+
+
+def test_which_layers_are_worth_it() -> None:
+    task, (inputs, _) = Task(wide, "mse"), pool()
+    task.activations(inputs[:1], torch.zeros(1, 90))
+    chain = Chain.of(task, "patches")
+    assert chain is not None
+    layers = task.layers(task.initial[None])
+    assert chain.worth_factoring(layers, samples=69) == ["1.", "3."]  # 98 x 300 and 300 x 90
+    assert chain.worth_factoring(layers, samples=70) == ["1."]
+    assert chain.worth_factoring(layers, samples=74) == []
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_no_bit_of_convolutions(threads: int) -> None:
+    assert torch.equal(trained(pooled, Plan(threads=1)), trained(pooled, Plan(threads=threads)))
+
+
+class Tied(nn.Sequential):
+    def __init__(self) -> None:
+        one = nn.Linear(98, 98)
+        super().__init__(nn.Flatten(), one, nn.ReLU(), one)
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def hooked() -> nn.Module:
+    model = wide()
+    model[1].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return model
+
+
+def half_frozen() -> nn.Module:
+    model = wide()
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Tied,
+        half_frozen,
+        hooked,
+        lambda: nn.Sequential(nn.Flatten(), Residual(nn.Linear(98, 98), nn.ReLU()), nn.Linear(98, 3)),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3)),  # gives images
+        lambda: nn.Sequential(nn.Linear(7, 3), nn.Flatten()),  # of every row of an image
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(98, 3), nn.Tanh()),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten()),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Flatten()),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, stride=2), nn.Flatten()),
+    ],
+)
+def test_other_models_are_left_to_automatic_differentiation(model: Callable[[], nn.Module]) -> None:
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.flatten(1).square().mean(1)
+
+    task, (inputs, targets) = Task(model, loss), pool()
+    task.activations(inputs[:1], targets[:1])
+    assert Chain.of(task, "patches") is None
+    assert trained(model, Plan(threads=1), loss).isfinite().all()
+
+
+def test_bfloat16_is_near() -> None:
+    for model, loss in ((pooled, "cross_entropy"), (wide, "mse")):
+        exact = trained(model, Plan(threads=1), loss)
+        for kernels in ("auto", "general"):
+            near = trained(model, Plan(threads=1, precision="bf16", kernels=kernels), loss)
+            assert 1e-4 < distance(near, exact) < 0.2
+
+
+# -- pieces, as they are captured on CUDA -----------------------------------------------------------------------
+
+
+ASIDE = Plan(precision="float64", threads=1, convolution="patches", graphs=False)  # does again what would be replayed
+
+
+def both(model: Callable[[], nn.Module]) -> tuple[PlainSGD, GraphedSGD]:
+    """The same on a CPU and as on CUDA."""
+    task, (inputs, targets) = Task(model, seed=2).to("cpu", torch.float64), pool()
+    inputs = inputs.double()
+    task.activations(inputs[:1], targets[:1])
+    return PlainSGD(task, inputs, targets, ASIDE), GraphedSGD(task, inputs, targets, ASIDE)
+
+
+@pytest.mark.parametrize("batching", ["epochs", "draws", "fixed", "full"])
+@pytest.mark.parametrize("model", [wide, pooled])
+def test_pieces_of_padded_cohorts_equal_the_whole(model: Callable[[], nn.Module], batching: str) -> None:
+    whole, graphed = both(model)
+    task, work = whole.task, LocalSGD(0.1, epochs=2, batch_size=4, batching=batching)
+    equal = np.full(6, 9)
+    for turn, sizes in enumerate(
+        (SIZES, np.full(35, 9), equal, SIZES[:3], equal)
+    ):  # its space grows, and is used again
+        clients, steps = np.arange(len(sizes)), np.sort(work.num_steps(sizes))[::-1].copy()
+        samples = Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(sizes.sum()) % POOL)
+        begin = torch.stack([task.initial, 1.2 * task.initial])[: 1 + len(sizes) % 2] * (1 + 0.1 * turn)
+        given = (work, begin, clients % len(begin), 0.1 + 0.01 * turn, key(3, "x", clients, turn), samples, steps)
+        with torch.no_grad():
+            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+
+
+def compare(whole: PlainSGD, graphed: GraphedSGD, steps: list[int], lr: float | Tensor) -> None:
+    clients, work = np.arange(len(steps)), LocalSGD(0.1, steps=1, batch_size=4)
+    samples = Ragged(np.arange(len(steps) + 1) * 9, np.arange(len(steps) * 9) % POOL)
+    given = (work, whole.task.initial[None], np.zeros_like(clients), lr, key(3, "x", clients), samples, np.array(steps))
+    with torch.no_grad():
+        torch.testing.assert_close(graphed.train(*given), whole.train(*given), rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_without_steps_does_not_move() -> None:
+    """In the space that another cohort has used before."""
+    whole, graphed = both(wide)
+    for steps in ([3, 3, 3, 3, 3], [3, 3, 3, 3, 0]):
+        compare(whole, graphed, steps, 0.1)
+
+
+def test_a_rate_for_all_and_one_for_each() -> None:
+    whole, graphed = both(pooled)
+    for lr in (0.1, torch.tensor([0.5]).double(), 0.1, torch.tensor([0.2]).double()):
+        compare(whole, graphed, [20], lr)
+
+
+class Named(nn.Sequential):
+    """Called as the engine's own things are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("flat", nn.Flatten())
+        self.add_module("start", nn.Linear(98, 4))
+        self.add_module("rates", nn.Linear(4, 3))
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.ones(98, 3) / 98)
+        self.rates = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.start + self.rates
+
+
+@pytest.mark.parametrize("model", [Named, Bare])
+def test_parameters_may_have_any_name(model: Callable[[], nn.Module]) -> None:
+    whole, graphed = both(model)
+    for steps in ([2, 2], [2, 2], [20, 3, 1], [2, 2]):
+        compare(whole, graphed, steps, 0.1)
+
+
+@pytest.mark.parametrize("steps", [[1], [40] * 50, STEPS, sorted(range(100), reverse=True), [300, 2, 2, 1, 0]])
+def test_pieces_hold_every_step_once(steps: Any) -> None:
+    steps, reached = np.asarray(steps), 0
+    for first, count, clients in pieces(steps):
+        assert first == reached
+        reached += count
+        active = steps > first
+        assert active.sum() <= clients <= rounded(int(active.sum()))
+        assert (steps[active] >= reached).mean() >= 0.75
+    assert reached == steps[0]
+
+
+def test_rounding_up() -> None:
+    assert [rounded(n) for n in (1, 31, 33, 50, 63, 100, 101, 1000)] == [1, 31, 34, 50, 64, 100, 104, 1024]
+
+
+# -- the choice of a form -----------------------------------------------------------------------------------------
+
+
+def test_the_fastest_form_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "some device")
+    tried: list[str] = []
+
+    def seconds(_task: Task, _inputs: Tensor, _targets: Tensor, plan: Plan) -> float:
+        tried.append(plan.convolution)
+        return 1.0 if plan.convolution == "grouped" else 2.0
+
+    monkeypatch.setattr(trial, "_seconds", seconds)
+    plan, (inputs, targets), task = Plan("cuda"), pool(), Task(pooled)
+    task.activations(inputs[:1], targets[:1])
+    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert "patches" in tried and "client_by_client" not in tried
+    tried.clear()
+    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert not tried
+    (file,) = (tmp_path / "turnout").iterdir()
+    assert json.loads(file.read_text())["seconds"]["patches"] == 2.0
+    file.write_text("{")
+    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert tried
+
+
+def test_no_trial_where_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_seconds", lambda *_: 1 / 0)
+    inputs, targets = pool()
+    other = Task(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(100, 3)))
+    task, flat = Task(pooled), Task(models.mlp(98, [5], 3))
+    for each in (task, other, flat):
+        each.activations(inputs[:1], targets[:1])
+    cuda = Plan("cuda")
+    for one, plan in ((task, Plan()), (other, cuda), (flat, cuda), (Task(pooled), Plan("cuda", kernels="general"))):
+        assert trial.convolution(one, inputs, targets, plan) == "client_by_client"
+    assert trial.convolution(Task(pooled), inputs, targets, Plan("cuda", convolution="patches")) == "patches"
+
+
+@pytest.mark.parametrize("option", ["kernels", "convolution", "precision"])
+def test_unknown_choices(option: str) -> None:
+    with pytest.raises(UserError, match=f"engine.{option}: 'fast' is not one of"):
+        Plan(**{option: "fast"})
