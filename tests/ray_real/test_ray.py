@@ -131,8 +131,9 @@ def test_workers_end_with_the_run() -> None:
     pool = server._engine._pool  # type: ignore[attr-defined]
     server._engine.close()
     for actor in pool._actors:
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.__ray_call__.remote(lambda _: 0), timeout=60)
+        with pytest.raises(ray.exceptions.RayActorError):  # it may answer until it has been told
+            for _ in range(10_000):
+                ray.get(actor.__ray_call__.remote(lambda _: 0), timeout=60)
 
 
 MEMORY = """
