@@ -1,9 +1,9 @@
 """Train a cohort: many jobs, possibly from different versions of the model, in as few calls as memory allows.
 
 `vectorised` maps the one-client functions of a local work over stacked flat parameters. `sequential` runs them one
-client after another, on several threads of one-thread kernels, so that neither the number of threads nor the company
-changes a bit. Clients are sorted by their number of steps: at each step the still active ones are a prefix, and
-nobody is padded with steps of others.
+client after another, on several threads of one-thread kernels, so that the number of threads changes no bit. Work that
+is nothing but plain SGD goes to `plain_sgd`. Clients are sorted by their number of steps: at each step the still active
+ones are a prefix.
 """
 
 from __future__ import annotations
@@ -246,9 +246,8 @@ class Cohort:
 
         def mini_batches() -> Iterator[Batch]:
             rows, batch_weights = batches.rows(index), batches.weights(dtype)
-            at_once = (
-                rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
-            )  # fewer launches, where it costs little memory
+            # fewer launches, where it costs little memory
+            at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
             gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
