@@ -58,8 +58,8 @@ WITHIN = 1e-4  # of what the CPU's model has moved by, in float32
 # -- the engine -----------------------------------------------------------------------------------------------
 
 
-def people(shape: tuple[int, ...]) -> Population:
-    sizes = np.arange(17, 57)  # at least 6 steps each: captured steps first, eager ones for the rest
+def people(shape: tuple[int, ...], equal: bool = False) -> Population:
+    sizes = np.full(40, 24) if equal else np.arange(17, 57)  # in one graph, or piece by piece
     count = int(sizes.sum())
     inputs = torch.from_numpy(random.normal(key(0, "inputs"), count * int(np.prod(shape))))
     rows = Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(count))
@@ -67,7 +67,7 @@ def people(shape: tuple[int, ...]) -> Population:
         inputs.reshape(count, *shape).float(),
         torch.arange(count) % 10,
         rows,
-        crashes=turnout.Crashes(0.1),
+        crashes=turnout.Crashes(0.0 if equal else 0.1),
         devices=turnout.devices.lognormal(1.0, 0.5),
     )
 
@@ -78,15 +78,18 @@ def smooth() -> nn.Module:
 
 
 def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Experiment:
+    kind, equal = model.removesuffix(" of equals"), model.endswith(" of equals")
     factory, shape = {
         "linear": (lambda: linear(20, 10), (20,)),
         "smooth": (smooth, (1, 28, 28)),  # where a maximum is nearly tied, rounding decides: compare without any
         "cnn": (cnn_mnist, (1, 28, 28)),
-    }[model]
-    algorithm = FedAvg(LocalSGD(0.05, epochs=2, batch_size=8), Uniform(12))
+        "images": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)), (1, 28, 28)),
+    }[kind]
+    local = LocalSGD(0.05, epochs=2, batch_size=8)
+    algorithm = turnout.FedBuff(local, buffer_size=12) if kind == "images" else FedAvg(local, Uniform(12))
     engine = "auto" if device == "cpu" else "vectorised"
     plan = Plan(device=device, precision=precision, engine=engine, memory_mib=8192)
-    return Experiment(Task(factory), people(shape), algorithm, stopping=Stopping(rounds), plan=plan)
+    return Experiment(Task(factory), people(shape, equal), algorithm, stopping=Stopping(rounds), plan=plan)
 
 
 def run(model: str, device: str, precision: str) -> Tensor:
@@ -97,21 +100,21 @@ def engine(device: str) -> Checks:
     keys = torch.from_numpy(key(3, "check", np.arange(1000)))
     on_device = mix(keys.to(device)[:, None] + torch.arange(1, 9, device=device) * GOLDEN).cpu().numpy()
     yield "same integers as numpy", bool((on_device == bits(keys.numpy(), 8)).all())
-    for model in ("linear", "smooth"):
+    for model in ("linear", "smooth", "linear of equals", "smooth of equals", "images of equals"):
         exact, start = run(model, "cpu", "float64"), experiment(model, "cpu", "float64").task.initial.double()
         for precision, bound in (("float64", 1e-9), ("float32", WITHIN), ("tf32", 1e-2)):
             once, twice = run(model, device, precision), run(model, device, precision)
             error = float((once.double() - exact).norm() / (exact - start).norm())
             yield f"{model} {precision}: relative error {error:.1e} at most {bound:.0e}", error <= bound
             yield f"{model} {precision}: same bits twice", torch.equal(once, twice)
-    for precision in ("float32", "tf32"):
-        whole = run("cnn", device, precision)
-        yield f"cnn {precision}: same bits twice", torch.equal(whole, run("cnn", device, precision))
+    for model, precision in itertools.product(("cnn", "linear of equals", "images of equals"), ("float32", "tf32")):
+        whole = run(model, device, precision)
+        yield f"{model} {precision}: same bits twice", torch.equal(whole, run(model, device, precision))
         with tempfile.TemporaryDirectory() as folder:
-            turnout.execute(experiment("cnn", device, precision, rounds=2), Path(folder), checkpoint_every=1)
-            going_on = experiment("cnn", device, precision)
+            turnout.execute(experiment(model, device, precision, rounds=2), Path(folder), checkpoint_every=1)
+            going_on = experiment(model, device, precision)
             resumed = turnout.execute(going_on, Path(folder), checkpoint_every=1, resume=True)
-        yield f"cnn {precision}: resumed to the same bits", torch.equal(whole, resumed.model.cpu())
+        yield f"{model} {precision}: resumed to the same bits", torch.equal(whole, resumed.model.cpu())
 
 
 # -- everything once ------------------------------------------------------------------------------------------

@@ -25,12 +25,16 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
+_ALL = (1 << 64) - 1
+
+
 def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
+    value &= _ALL
     return value - (1 << 64) if value >> 63 else value
 
 
 GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = np.arange(1, 4097, dtype=np.int64) * GOLDEN  # what draws add to their key
 _MUL1 = _signed(0xBF58476D1CE4E5B9)
 _MUL2 = _signed(0x94D049BB133111EB)
 
@@ -43,6 +47,22 @@ def mix(x: Any) -> Any:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
+def _mixed(x: IntArray) -> IntArray:
+    """`mix` of numpy arrays, in fewer operations: shifts of unsigned numbers need no mask."""
+    if not x.ndim:
+        with np.errstate(over="ignore"):
+            return cast(IntArray, mix(x))
+    u: Any = x.view(np.uint64)
+    for shift, factor in ((30, _MUL1 & _ALL), (27, _MUL2 & _ALL)):
+        mixed = u >> shift
+        mixed ^= u
+        mixed *= factor
+        u = mixed
+    mixed = u >> 31
+    mixed ^= u
+    return cast(IntArray, mixed.view(np.int64))
+
+
 @lru_cache(maxsize=1024)
 def _root(seed: int, purpose: str) -> int:
     return _signed(mix((mix(_signed(seed) + GOLDEN) ^ zlib.crc32(purpose.encode())) + GOLDEN))
@@ -52,25 +72,24 @@ def key(seed: int, purpose: str, *ids: ArrayLike) -> IntArray:
     """Fold seed, purpose and ids (broadcast together) into int64 keys, at least one-dimensional only if an id is."""
     folded: Any = _root(seed, purpose)
     part: Any
-    with np.errstate(over="ignore"):
-        for part in ids:
-            if isinstance(folded, int) and isinstance(part, int):  # without the cost of an array
-                folded = _signed(mix((folded ^ part) + GOLDEN))
-            else:
-                folded = mix((np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + GOLDEN)
+    for part in ids:
+        if isinstance(folded, int) and isinstance(part, int):  # without the cost of an array
+            folded = _signed(mix((folded ^ part) + GOLDEN))
+        else:
+            folded = _mixed(np.asarray(np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + GOLDEN)
     return np.asarray(folded, np.int64)
 
 
 def bits(keys: ArrayLike, count: int) -> IntArray:
     """`[..., count]` int64: the first draws of every key."""
     keys = np.asarray(keys, np.int64)
-    with np.errstate(over="ignore"):
-        return cast(IntArray, mix(keys[..., None] + np.arange(1, count + 1, dtype=np.int64) * GOLDEN))
+    steps = _FIRST[:count] if count <= len(_FIRST) else np.arange(1, count + 1, dtype=np.int64) * GOLDEN
+    return _mixed(keys[..., None] + steps)
 
 
 def uniform(keys: ArrayLike, count: int) -> FloatArray:
     """`[..., count]` float64 in [0, 1)."""
-    return cast(FloatArray, ((bits(keys, count) >> 11) & ((1 << 53) - 1)) * 2.0**-53)
+    return cast(FloatArray, (bits(keys, count).view(np.uint64) >> 11) * 2.0**-53)
 
 
 def normal(keys: ArrayLike, count: int) -> FloatArray:
@@ -109,20 +128,25 @@ def permutation(keys: ArrayLike, size: int) -> IntArray:
     return np.argsort(bits(keys, size), axis=-1, kind="stable")
 
 
-def subset(keys: IntArray, size: int, population: int) -> IntArray:
-    """`size` distinct integers below `population`, all subsets equally likely, in O(size) when size is much smaller.
+def subset(key: IntArray, size: int, population: int, first: int | None = None) -> IntArray:
+    """`size` distinct integers below `population` by one key, all subsets equally likely, in O(size) when size is much
+    smaller; or only the `first` so many of them, which takes less.
 
     Independent draws, keeping first occurrences, give a uniform subset; beyond a third of the population a
     permutation is cheaper.
     """
+    wanted = size if first is None else min(first, size)
     if 3 * size > population:
-        return permutation(keys, population)[:size]
-    count = size + size // 2 + 16  # mostly enough
+        return permutation(key, population)[:wanted]
+    count = wanted + wanted // 2 + 16  # mostly enough
     while True:
-        draws = integers(keys, count, population)
-        first = np.sort(np.unique(draws, return_index=True)[1])
-        if len(first) >= size:
-            return draws[first[:size]]
+        draws = integers(key, count, population)
+        order = np.argsort(draws, kind="stable")
+        ranked = draws[order]
+        first: Any = order[np.concatenate([[True], ranked[1:] != ranked[:-1]])]
+        if len(first) >= wanted:
+            first.sort()
+            return cast(IntArray, draws[first[:wanted]])
         count *= 2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turnout import LocalSGD, Plan, Ragged, Task, UserError, models
@@ -203,12 +204,38 @@ def test_pieces_of_padded_cohorts_equal_the_whole(model: Callable[[], nn.Module]
             assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
 
 
-def compare(whole: PlainSGD, graphed: GraphedSGD, steps: list[int], lr: float | Tensor) -> None:
+def compare(whole: PlainSGD, graphed: GraphedSGD, steps: list[int], lr: float | NDArray[np.float64]) -> None:
     clients, work = np.arange(len(steps)), LocalSGD(0.1, steps=1, batch_size=4)
     samples = Ragged(np.arange(len(steps) + 1) * 9, np.arange(len(steps) * 9) % POOL)
     given = (work, whole.task.initial[None], np.zeros_like(clients), lr, key(3, "x", clients), samples, np.array(steps))
     with torch.no_grad():
         torch.testing.assert_close(graphed.train(*given), whole.train(*given), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("batching", ["epochs", "full"])
+def test_equal_clients_known_from_before(batching: str) -> None:
+    """Only what changes is told the device; the index is there, and what others did in between does not matter."""
+    whole, graphed = both(wide)
+    task, index = whole.task, Ragged(np.arange(41) * 9, np.arange(360) % POOL)
+    works = [LocalSGD(0.1, epochs=2, batch_size=size, batching=batching) for size in (4, 3)]
+    other = Ragged(np.arange(41) * 9, (7 * np.arange(360)) % POOL)
+    models = task.initial[None]
+    for turn in range(12):
+        clients = (np.arange(6 if turn % 5 else 34) * 7 + turn) % 40
+        work, samples = works[turn % 2], (index if turn % 3 else other).pick(clients)
+        many = turn % 4 == 3
+        begin, received = (torch.cat([models, 2 * models]), clients % 2) if many else (models, 0 * clients)
+        lr: Any = 0.1 * (1 + turn) if turn % 6 else np.linspace(0.1, 0.2, len(clients))
+        steps = work.num_steps(samples.counts)
+        given = (work, begin, received, lr, key(3, "x", clients, turn), samples, steps, True)
+        with torch.no_grad():
+            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+    assert graphed._known
+    given = (works[0], models, np.zeros(6, int), 0.1, key(3, "x", np.arange(6)), index, steps, True)
+    for samples in (Ragged(index.offsets[:7], index.values), index.pick(np.arange(6)[::-1])):
+        given = (*given[:5], samples, works[0].num_steps(samples.counts), True)
+        with torch.no_grad():  # one that is not in the index first, which does not take its place
+            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
 
 
 def test_a_client_without_steps_does_not_move() -> None:
@@ -220,7 +247,7 @@ def test_a_client_without_steps_does_not_move() -> None:
 
 def test_a_rate_for_all_and_one_for_each() -> None:
     whole, graphed = both(pooled)
-    for lr in (0.1, torch.tensor([0.5]).double(), 0.1, torch.tensor([0.2]).double()):
+    for lr in (0.1, np.array([0.5]), 1, np.array([0.2]), np.float32(0.3)):
         compare(whole, graphed, [20], lr)
 
 

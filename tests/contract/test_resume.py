@@ -198,6 +198,13 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
         turnout.execute(experiment("fedavg", rounds=2, fingerprint="two"), tmp_path, resume=True)
 
 
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turnout.execute(experiment("fedavg", rounds=2), tmp_path)
+    monkeypatch.setattr("turnout.server.checkpoint.FORMAT", 1)
+    with pytest.raises(UserError, match="another version of Turnout"):
+        turnout.execute(experiment("fedavg", rounds=3), tmp_path, resume=True)
+
+
 def test_only_a_folder_can_be_resumed() -> None:
     with pytest.raises(UserError, match="only a run in a folder"):
         turnout.execute(experiment("fedavg"), resume=True)

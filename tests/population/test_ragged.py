@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,3 +51,21 @@ def test_all_rows_are_not_copied_but_a_permutation_is_one() -> None:
     assert ragged.rows(np.arange(3)) is ragged
     assert ragged.rows(np.array([2, 1, 0])).values.tolist() == [7, 5, 6]
     assert ragged.rows(np.array([0, 1])).values.tolist() == [5, 6]
+
+
+@given(ROWS, st.data())
+def test_picked_rows_are_the_rows(rows: list[list[int]], data: st.DataObject) -> None:
+    ids = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=10)), np.int64)
+    whole = Ragged.from_rows(rows)
+    picked, chosen = whole.pick(ids), whole.rows(ids)
+    assert len(picked) == len(chosen)
+    assert picked.counts.tolist() == chosen.counts.tolist()
+    assert [picked.pool[b : b + n].tolist() for b, n in zip(picked.begin, picked.counts, strict=True)] == [
+        rows[i] for i in ids.tolist()
+    ]
+    for one in (picked, pickle.loads(pickle.dumps(picked)), whole.pick(np.arange(len(rows))).rows(ids)):
+        assert one.offsets.tolist() == chosen.offsets.tolist()
+        assert one.values.tolist() == chosen.values.tolist()
+        assert one.padded(4).tolist() == chosen.padded(4).tolist()
+        assert one.row(0).tolist() == rows[ids[0]]
+    assert type(pickle.loads(pickle.dumps(picked))) is Ragged  # without the rows of others

@@ -91,18 +91,22 @@ def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor, extent: Ex
     return BatchPlan(order.flatten(1).gather(1, flat.flatten(1)).view(flat.shape), sizes)
 
 
-def pack(
-    keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], out: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Into `[C, 3 + width]`: each job's key, number of samples and of steps, and its rows of the pool; one thing to
-    send to a device."""
-    out[:, 0], out[:, 1], out[:, 2] = keys, samples.counts, steps
-    out[:, 3:] = samples.padded(out.shape[1] - 3)
-    return out
-
-
 def packed(keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], width: int) -> Tensor:
-    return torch.from_numpy(pack(keys, samples, steps, np.empty((len(keys), 3 + width), np.int64)))
+    """`[C, 3 + width]`: each job's key, number of samples and of steps, and its rows of the pool; one thing to send to
+    a device."""
+    out = np.empty((len(keys), 3 + width), np.int64)
+    out[:, 0], out[:, 1], out[:, 2] = keys, samples.counts, steps
+    out[:, 3:] = samples.padded(width)
+    return torch.from_numpy(out)
+
+
+def unpacked(jobs: Tensor, index: Tensor, width: int) -> Tensor:
+    """The same `[C, 3 + width]` of keys, numbers of samples and of steps and beginnings `[4, C]` in an index that is
+    on the device."""
+    counts, begin = jobs[1][:, None], jobs[3][:, None]
+    column = torch.arange(width, device=jobs.device)
+    places = (begin + torch.where(column < counts, column, 0)).clamp(max=len(index) - 1)
+    return torch.cat([jobs[:3].T, index[places].to(jobs.dtype)], 1)
 
 
 class Drawn(NamedTuple):
@@ -110,12 +114,14 @@ class Drawn(NamedTuple):
 
     indices: Tensor  # [C, n] rows of the pool
     counts: Tensor  # [C]
-    keys: Tensor  # [C, S] of each step
+    keys: Tensor  # [C, S] of each step, if they are wanted
     batches: BatchPlan
 
 
-def draw(work: LocalSGD, jobs: Tensor, extent: Extent) -> Drawn:
-    """Of `packed` jobs on the device."""
+def draw(work: LocalSGD, jobs: Tensor, extent: Extent, keyed: bool = True) -> Drawn:
+    """Of `packed` jobs on the device; `keyed` says whether anything is drawn in a step itself."""
     keys, counts, steps, index = jobs[:, 0], jobs[:, 1], jobs[:, 2], jobs[:, 3:]
-    step_keys = mix(keys[:, None] ^ torch.arange(1, extent.steps + 1, device=jobs.device))
+    step_keys = keys[:, None].expand(-1, extent.steps)
+    if keyed:
+        step_keys = mix(step_keys ^ torch.arange(1, extent.steps + 1, device=jobs.device))
     return Drawn(index, counts, step_keys, plan(work, keys, counts, steps, extent))

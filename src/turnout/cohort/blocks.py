@@ -53,11 +53,14 @@ class Block(Mapping[str, Tensor]):
         total: Tensor
         if len(rows) == 1:
             total = self[name][rows[0]] * float(weights[0])
+            return total
+        values = self.some(name, rows)
+        row, matrix = torch.as_tensor(weights, dtype=values.dtype), values.reshape(len(values), -1)
+        if values.is_cuda:  # in few launches, and without waiting for what the device has to do before
+            total = torch.matmul(row.pin_memory().to(values.device, non_blocking=True), matrix)
         else:
-            values = self.some(name, rows)
-            row = torch.as_tensor(weights, dtype=values.dtype, device=values.device)
-            total = torch.tensordot(row, values, dims=1)
-        return total
+            total = torch.mm(row[None], matrix)[0]
+        return total.view(values.shape[1:])
 
     def norms(self, name: str, rows: list[int]) -> Tensor:
         """`[len(rows)]` Euclidean norms."""

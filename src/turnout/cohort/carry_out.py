@@ -18,7 +18,8 @@ def carry_out(cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: 
     if work.scheduled:
         options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
     own = {name: jobs.state[name] for name in work.state_shapes(task)}
-    trained = cohort.train(replace(jobs, options=options, state=own), keep_params)
+    alike = options is jobs.options and len(own) == len(jobs.state)
+    trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params)
     if not work.transform or "delta" not in trained.payload:
         return trained
     coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)

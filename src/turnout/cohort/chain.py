@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from turnout.cohort.convolutions import FORMS, Patches
-from turnout.local.sgd import Batch, Named
+from turnout.local.sgd import Named
 from turnout.models import Reshape
 from turnout.random import mix
 from turnout.task import LOSSES, KeyedDropout, SampleFunction, Task
@@ -263,11 +263,25 @@ def _pooled_first(links: Sequence[Layer]) -> list[Layer]:
     return links
 
 
+class Aim(NamedTuple):
+    """What outputs are compared with: `[C, ..., B]` of each sample."""
+
+    targets: Tensor
+    weights: Tensor  # what it counts, times the learning rate
+    missed: Tensor | None  # [C, ..., B, outputs] -1 at the class of each, where the loss is the cross entropy of it
+
+    def at(self, number: int) -> Aim:
+        """Of one of several steps; a single one serves them all."""
+        stored = number if self.targets.shape[1] > 1 else 0
+        missed = None if self.missed is None else self.missed[:, stored]
+        return Aim(self.targets[:, stored], self.weights[:, stored], missed)
+
+
 class Chain:
     """A model that is a chain of layers known here, and its loss."""
 
-    def __init__(self, links: Sequence[Layer], loss: SampleFunction) -> None:
-        self.links, self.loss = links, loss
+    def __init__(self, links: Sequence[Layer], loss: SampleFunction, outputs: int) -> None:
+        self.links, self.loss, self.outputs = links, loss, outputs
         self._first = next(i for i, link in enumerate(links) if link.parameters)
 
     @classmethod
@@ -283,8 +297,17 @@ class Chain:
         except ValueError:
             return None
         trained = [link.prefix + name for link in links for name in link.parameters]
-        outputs = len(task.layer_shapes.get("", ()))  # more than one dimension: the loss would have them in our order
-        return cls(_pooled_first(links), task.loss) if trained == task.layout.names and outputs == 1 else None
+        outputs = task.layer_shapes.get("", ())  # more than one dimension: the loss would have them in our order
+        if trained != task.layout.names or len(outputs) != 1:
+            return None
+        return cls(_pooled_first(links), task.loss, outputs[0])
+
+    @property
+    def logistic(self) -> bool:
+        """Whether it is one layer, trained by cross entropy."""
+        *before, last = self.links
+        single = isinstance(last, Linear) and all(isinstance(link, Shape) for link in before)
+        return single and self.loss is LOSSES["cross_entropy"][0]
 
     @property
     def convolves(self) -> bool:
@@ -316,33 +339,41 @@ class Chain:
                 x, _ = link.forward({}, x, x)
             own.know(x)
 
-    def step(self, layers: Named, factored: dict[str, Factored], lr: float | Tensor, batch: Batch) -> None:
-        """One step of the cohort, in place; `lr` is a number or `[C]`."""
-        x, saved = _channels_last(batch.inputs), []
+    def aim(self, targets: Tensor, weights: Tensor, lr: float | Tensor) -> Aim:
+        """Of one step or several, `[C, ...]`; `lr` is a number or `[C]`."""
+        rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
+        missed = None
+        if self.loss is LOSSES["cross_entropy"][0] and targets.shape == weights.shape:
+            missed = weights.new_zeros(*targets.shape, self.outputs).scatter_(-1, targets[..., None], -1)
+        return Aim(targets, weights * rate, missed)
+
+    def step(self, layers: Named, factored: dict[str, Factored], inputs: Tensor, aim: Aim, key: Tensor) -> None:
+        """One step of the cohort, in place."""
+        x, saved = _channels_last(inputs), []
         owns = [
             (factored.get(link.prefix) if link.parameters else None)
             or {name: layers[link.prefix + name] for name in link.parameters}
             for link in self.links
         ]
         for link, own in zip(self.links, owns, strict=True):
-            x, kept = link.forward(own, x, batch.key)
+            x, kept = link.forward(own, x, key)
             saved.append(kept)
-        dy = self._ask(x, batch.targets, batch.weights * (lr[:, None] if isinstance(lr, Tensor) else lr)).to(x.dtype)
+        dy = self._ask(x, aim).to(x.dtype)
         for i in reversed(range(self._first, len(self.links))):
             dy = self.links[i].backward(owns[i], saved[i], dy, i > self._first)
 
-    def _ask(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def _ask(self, outputs: Tensor, aim: Aim) -> Tensor:
         """`[C, B, ...]` the gradient of the weighted sum of losses by the outputs."""
         outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
-        if self.loss is LOSSES["cross_entropy"][0] and targets.ndim == 2:
+        targets, weights, missed = aim
+        if missed is not None:
             # on a CPU the other way round: the library is slow along a short end
             chances = (
                 torch.softmax(outputs, -1)
                 if outputs.is_cuda
                 else torch.softmax(outputs.movedim(-1, 0), 0).movedim(0, -1)
             )
-            chances.scatter_add_(-1, targets[..., None], chances.new_full((1, 1, 1), -1).expand(*targets.shape, 1))
-            return chances.mul_(weights[..., None])
+            return chances.add_(missed).mul_(weights[..., None])
 
         def total(outputs: Tensor) -> Tensor:
             return (self.loss(outputs.flatten(0, 1), targets.flatten(0, 1)) * weights.flatten()).sum()

@@ -6,6 +6,7 @@ which is fastest depends on the sizes and the device.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = tuple[int, int]
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA
 
 
 class Convolution:

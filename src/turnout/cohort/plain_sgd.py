@@ -28,7 +28,7 @@ from turnout.cohort.plan import Plan
 from turnout.cohort.threads import threads
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.population.ragged import Ragged
-from turnout.task import Task
+from turnout.task import KeyedDropout, Task
 
 PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 GATHER_AT_ONCE = 64 << 20  # bytes
@@ -114,6 +114,7 @@ class PlainSGD:
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
         self.task, self.inputs, self.targets, self.plan = task, inputs, targets, plan
         self.chain = None if plan.kernels == "general" else Chain.of(task, plan.convolution)
+        self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
 
     def train(
@@ -121,15 +122,25 @@ class PlainSGD:
         work: LocalSGD,
         models: Tensor,
         received: NDArray[np.int64],
-        lr: float | Tensor,
+        lr: float | NDArray[np.float64],
         keys: NDArray[np.int64],
         samples: Ragged,
         steps: NDArray[np.int64],
+        even: bool = False,
     ) -> Tensor:
-        """`run` on what jobs with these keys see of their samples."""
+        """`run` on what jobs with these keys see of their samples; `even` says that all have as many, and take as many
+        steps."""
         extent = Extent.of(work, samples.counts, steps)
         jobs = packed(keys, samples, steps, extent.samples).to(self.plan.device)
-        return self.run(models, received, lr, Course.of(draw(work, jobs, extent), steps, self.plan.dtype))
+        return self.run(
+            models, received, self.rate(lr), Course.of(draw(work, jobs, extent, self.keyed), steps, self.plan.dtype)
+        )
+
+    def rate(self, lr: float | NDArray[np.float64]) -> float | Tensor:
+        """A learning rate for all, or that of each, where the steps are taken."""
+        if not isinstance(lr, np.ndarray):
+            return float(lr)
+        return torch.as_tensor(lr, device=self.plan.device, dtype=self.plan.dtype)
 
     def run(self, models: Tensor, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
         """`[C, P]` what every client's parameters have moved by. Client i starts from `models[received[i]]`; `lr` is a
@@ -168,7 +179,7 @@ class PlainSGD:
         size, longest = course.rows.shape[2], int(course.steps[0])
         state = running = self.begin(received, shared, size * longest, bool((course.steps != longest).any()))
         pools, active = (self.inputs, self.targets), len(received)
-        at_once = course.rows.numel() * self.inputs[:1].numel() * self.inputs.element_size() <= GATHER_AT_ONCE
+        at_once = self.at_once(course.rows)
         gathered = [take(pool, course.rows) for pool in pools] if at_once else []
         if at_once and self.chain is not None and course.rows.shape[1] == longest:
             gathered[0] = gathered[0].to(self.precision)
@@ -187,6 +198,10 @@ class PlainSGD:
         for layer in state.factored.values():
             layer.at = size * longest
         self.difference(state, received, moved)
+
+    def at_once(self, rows: Tensor) -> bool:
+        """Whether there is room for all these samples."""
+        return rows.numel() * self.inputs[:1].numel() * self.inputs.element_size() <= GATHER_AT_ONCE
 
     def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
         """From `[C, P]`, a view of one model if it is `shared`, for so many samples to come, if that is known."""
@@ -220,7 +235,8 @@ class PlainSGD:
         for own, weights, key in self.task.models(state.layers, batch.weights, batch.key):
             seen = batch._replace(weights=weights, key=key)
             if self.chain is not None:
-                self.chain.step(own, state.factored, lr, seen._replace(inputs=seen.inputs.to(self.precision)))
+                aim = self.chain.aim(seen.targets, seen.weights, lr)
+                self.chain.step(own, state.factored, seen.inputs.to(self.precision), aim, seen.key)
                 continue
             for layer, gradient in zip(own.values(), _own_gradients(self.task, own, seen), strict=True):
                 if isinstance(lr, Tensor):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from turnout.population.ragged import Ragged
 from turnout.task import Task
 
 FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_LENGTHS = {"steps", "epochs"}  # options that say how much a client does
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ class Jobs:
             options={name: values[rows] for name, values in self.options.items()},
             state={name: values[picked] for name, values in self.state.items()},
         )
+
+
+class Size(NamedTuple):
+    """How much there is to do in a cohort."""
+
+    steps: NDArray[np.int64]  # [C]
+    limit: int  # clients of one call
+    even: bool  # whether all have as many samples and do as many steps
+    plain: bool  # whether there is nothing to it but the steps of plain SGD
 
 
 @dataclass(frozen=True)
@@ -93,21 +103,26 @@ class Cohort:
             keep_freed_memory()
         with self._device():
             self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
+        self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
         kind = PlainSGD if plan.device == "cpu" else GraphedSGD
         self._plain = kind(self.task, self.inputs, self.targets, plan)
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
 
-    @contextmanager
-    def _device(self) -> Iterator[None]:
+    def _device(self) -> AbstractContextManager[Any]:
         """Compute on the plan's device as it says: the current device and these settings are the process's."""
-        if self.plan.device == "cpu":
-            yield
-            return
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.plan.precision == "tf32"
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        with torch.cuda.device(self.plan.device):
-            yield
+        device = self.plan.device
+        if device == "cpu":
+            return nullcontext()
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        tf32 = self.plan.precision == "tf32"
+        now: Any = None
+        with suppress(RuntimeError):  # set in a way that these cannot tell
+            now = (products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic, convolutions.benchmark)
+        if now != (tf32, tf32, True, False):
+            products.allow_tf32 = convolutions.allow_tf32 = tf32
+            convolutions.deterministic, convolutions.benchmark = True, False
+        return nullcontext() if device == "cuda" else torch.cuda.device(device)
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
@@ -120,30 +135,41 @@ class Cohort:
             return self._train(jobs, keep_params)
 
     def _train(self, jobs: Jobs, keep_params: bool) -> Trained:
-        counts = jobs.samples.counts
-        steps = jobs.work.bind(jobs.options).num_steps(counts)
-        widest = int(counts.max())
-        alike = counts.min() == widest and steps.min() == steps.max()
-        order = np.arange(len(counts)) if alike else np.lexsort((np.arange(len(counts)), -counts, -steps))
-        batch = widest if jobs.work.batching == "full" else min(jobs.work.batch_size, widest)
+        size = self._size(jobs)
         run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
-        if self._steps_are_all(jobs.work, jobs.options):
+        if size.plain:
             run = self._steps_alone
-        shuffles = 24 * widest * (1 + int(steps.max()) * jobs.work.batch_size // max(1, int(counts.min())))
-        sample = self.sample_bytes + self.activations
-        limit = self.plan.clients_a_call(self.task, jobs.work, batch * sample + shuffles)
-        in_order = alike or np.array_equal(order, np.arange(len(order)))
-        if in_order and len(order) <= limit:
-            return Trained(*run(jobs, steps, keep_params))
+        clients = np.arange(len(size.steps))
+        order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
+        in_order = size.even or np.array_equal(order, clients)
+        if in_order and len(order) <= size.limit:
+            return Trained(*run(jobs, size, keep_params))
         parts = []
-        for start in range(0, len(order), limit):
-            rows = order[start : start + limit]
-            parts.append(run(jobs.take(rows), steps[rows], keep_params))
+        for start in range(0, len(order), size.limit):
+            rows = order[start : start + size.limit]
+            parts.append(run(jobs.take(rows), size._replace(steps=size.steps[rows]), keep_params))
         joined = parts[0] if len(parts) == 1 else tree_map(lambda *x: torch.cat(x), *parts)
         if not in_order:
             back = torch.as_tensor(np.argsort(order), device=self.plan.device)
             joined = tree_map(lambda x: x[back], joined)
         return Trained(*joined)
+
+    def _size(self, jobs: Jobs) -> Size:
+        """What there is to do; it is remembered where it is the same for all, as in nearly every synchronous round."""
+        counts, work = jobs.samples.counts, jobs.work
+        fewest, widest = int(counts.min()), int(counts.max())
+        even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
+        known, name = self._last_size, (len(counts), fewest, widest, *jobs.options)
+        if even and known is not None and known[0] is work and known[1] == name:
+            return known[2]
+        steps = work.bind(jobs.options).num_steps(counts)
+        batch = widest if work.batching == "full" else min(work.batch_size, widest)
+        shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
+        sample = self.sample_bytes + self.activations
+        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
+        size = Size(steps, limit, even, self._steps_are_all(work, jobs.options))
+        self._last_size = work, name, size
+        return size
 
     def _steps_are_all(self, work: LocalSGD, options: Collection[str]) -> bool:
         """Whether there is nothing to a job but the steps of plain SGD, which are then carried out by blocks of
@@ -152,19 +178,23 @@ class Cohort:
         by_blocks = vectorised or (self._plain.chain is not None and not work.report)
         return by_blocks and type(work).finish is LocalSGD.finish and plain_sgd.applies(self.task, work, options)
 
-    def _lr(self, jobs: Jobs) -> float | Tensor:
+    @staticmethod
+    def _lr(jobs: Jobs) -> float | NDArray[np.float64]:
         """One for all, or `[C]`."""
-        own = jobs.options.get("lr")
-        return jobs.work.lr if own is None else torch.as_tensor(own, device=self.plan.device, dtype=self.plan.dtype)
+        return jobs.options.get("lr", jobs.work.lr)
 
-    def _steps_alone(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
+    def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
         if steps[0]:
             delta = self._plain.train(
-                jobs.work, jobs.models, jobs.received, self._lr(jobs), jobs.keys, jobs.samples, steps
+                jobs.work, jobs.models, jobs.received, self._lr(jobs), jobs.keys, jobs.samples, steps, size.even
             )
         else:
             delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
-        payload, received = {"delta": delta}, self._plain.received(jobs.models, jobs.received)
+        payload = {"delta": delta}
+        if not jobs.work.report and not keep:
+            return payload, {}, {}
+        received = self._plain.received(jobs.models, jobs.received)
         if jobs.work.report:
             chunk, local = self._local(jobs, self._drawn(jobs, steps))
             payload |= vmap(
@@ -227,7 +257,8 @@ class Cohort:
         scores = torch.cat(parts, 1)
         return torch.where(weights.view(*weights.shape, *(1,) * (scores.ndim - 2)) > 0, scores, 0.0)
 
-    def _vectorised(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
+    def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
         task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
         drawn = self._drawn(jobs, steps)
         index, batches = drawn.indices, drawn.batches
@@ -267,7 +298,7 @@ class Cohort:
         if plain and steps[0]:
             weights = vmap(work.counted)(carry, batches.weights(dtype), batches.positions)
             course = Course(batches.rows(index), weights, drawn.keys, steps)
-            params = params + self._plain.run(params, np.arange(len(steps)), self._lr(jobs), course)
+            params = params + self._plain.run(params, np.arange(len(steps)), self._plain.rate(self._lr(jobs)), course)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options
         for batch in mini_batches() if not plain else ():
@@ -281,7 +312,8 @@ class Cohort:
         payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
         return payload, state, {"params": params} if keep else {}
 
-    def _sequential(self, jobs: Jobs, steps: NDArray[np.int64], keep: bool) -> tuple[Named, Named, Named]:
+    def _sequential(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
         index, counts, keys, batches = self._drawn(jobs, steps)
         rows, sizes = batches.rows(index), batches.sizes.tolist()
         workers = min(len(self._single), len(steps))

@@ -7,7 +7,6 @@ user's cache (`$XDG_CACHE_HOME/turnout` or `~/.cache/turnout`): the same machine
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.cohort.chain import Chain
-from turnout.cohort.convolutions import FORMS
+from turnout.cohort.convolutions import FORMS, HAS_TRITON
 from turnout.cohort.graphs import GraphedSGD
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
@@ -68,8 +67,7 @@ def _cache() -> Path:
 
 
 def _candidates() -> list[str]:
-    has_triton = importlib.util.find_spec("triton") is not None
-    return [form for form in FORMS if form != "client_by_client" and (has_triton or form != "patches_triton")]
+    return [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
 
 
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:

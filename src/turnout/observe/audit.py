@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.observe.observer import Observer, Round
+from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -64,7 +65,8 @@ class Audit(Observer):
 
     def __init__(self) -> None:
         self._started = False
-        self._new: dict[str, list[Any]] = {"round": [], "client": [], "weight": [], "staleness": []}  # not added up yet
+        self._new: list[tuple[int, list[int] | IntArray, FloatArray, IntArray]] = []  # rounds that are not added up yet
+        self._rows = 0  # in them
         self._staleness: dict[int, int] = {}
         self._failures: dict[str, int] = {}
         self._events: dict[str, int] = {}
@@ -82,24 +84,30 @@ class Audit(Observer):
         self._rounds += 1
         self._intended += server.importance
         self._linear &= record.linear
-        self._new["round"] += [self._rounds] * len(record.jobs)
-        self._new["client"] += [job.client for job in record.jobs]
-        self._new["weight"] += record.weights.tolist()
-        self._new["staleness"] += record.staleness.tolist()
-        for reason in [job.outcome for job in record.jobs if job.outcome != "arrived" and not job.logged]:
-            self._failures[reason] = self._failures.get(reason, 0) + 1
-        if len(self._new["round"]) > _MOST_NEW:
+        crew = together(record.jobs)
+        clients = [job.client for job in record.jobs] if crew is None else crew.client
+        self._new.append((self._rounds, clients, record.weights.copy(), record.staleness.copy()))
+        self._rows += len(clients)
+        for job in record.jobs if crew is None else ():
+            if job.outcome != ARRIVED and not job.logged:
+                self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
+        if self._rows > _MOST_NEW:
             self._add_up()
 
     def _add_up(self) -> None:
         """Bring the sums up to date. A client's weights in one round are one weight."""
-        used = np.array(self._new["weight"]) != 0
-        number, client, weight, staleness = (np.array(column)[used] for column in self._new.values())
-        self._new = {name: [] for name in self._new}
+        rounds = self._new
+        self._new, self._rows = [], 0
+        if not rounds:
+            return
+        number = np.repeat([row[0] for row in rounds], [len(row[2]) for row in rounds])
+        client, weight, staleness = (np.concatenate([row[i] for row in rounds]) for i in (1, 2, 3))
+        used = weight != 0
         if not used.any():
             return
-        (_, clients), place = np.unique(np.stack([number, client]), axis=1, return_inverse=True)
-        in_round = np.bincount(place.ravel(), weight)
+        number, client, weight, staleness = number[used], client[used].astype(np.int64), weight[used], staleness[used]
+        pairs, place = np.unique(number * len(self._realised) + client, return_inverse=True)
+        in_round, clients = np.bincount(place, weight), pairs % len(self._realised)
         np.add.at(self._contributions, client, 1)
         np.add.at(self._realised, clients, in_round)
         np.add.at(self._squares, clients, in_round**2)

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from turnout.observe.observer import Observer, Round
-from turnout.server.updates import ARRIVED
+from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -69,6 +69,9 @@ class Efficiency(Observer):
 
     def on_invite(self, server: Server, jobs: Sequence[Job]) -> None:
         self._assigned += len(jobs)
+        if together(jobs) is not None:  # sent at no cost of time, to clients that keep nothing
+            self._sent += len(jobs)
+            return
         self._distribution += (jobs[0].starts_at - jobs[0].sent_at) / server.population.ticks_per_second
         self._sent += sum(job.sent for job in jobs)
         if server.algorithm.clients_keep != "nothing":
@@ -84,6 +87,35 @@ class Efficiency(Observer):
             self._forced[client] = number
 
     def on_round(self, server: Server, record: Round) -> None:
+        crew = together(record.jobs)
+        if crew is None:
+            used, new, variance, missing = self._looked_at(server, record)
+        else:
+            used = new = int(np.count_nonzero(record.weights))
+            variance = missing = 0.0
+            order = np.argsort(crew.number, kind="stable")
+            finished = np.append(self._totals["finished_seconds"], crew.seconds[order, 1])
+            self._totals["finished_seconds"] = float(np.cumsum(finished)[-1])  # one after the other
+        clients = server.population.size
+        record.facts |= {
+            "eur": new / clients,
+            "eur_with_bypass": used / clients,
+            "sync_ratio": self._sent / clients,
+            "version_variance": variance,
+            "work_assigned": float(self._assigned),
+            "work_lost": self._lost,
+            "distribution_seconds": self._distribution,
+            "round_seconds": record.time - self._closed_at,
+            "missing_share": missing,
+        }
+        self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
+        for name in _ADDED:
+            self._totals[name] += record.facts[name]
+        self._rounds, self._closed_at = self._rounds + 1, record.time
+        self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
+
+    def _looked_at(self, server: Server, record: Round) -> tuple[int, int, float, float]:
+        """Of jobs one by one: how many updates were used, how many of them are new, variance and missing share."""
         keeps = server.algorithm.clients_keep != "nothing"
         fresh = sorted([job for job in record.jobs if not job.logged], key=attrgetter("number"))
         finished, forced = self._totals["finished_seconds"], self._totals["forced_seconds"]
@@ -98,25 +130,9 @@ class Efficiency(Observer):
             else:
                 self._unfinished[job.client] = job.progress
         self._totals["finished_seconds"], self._totals["forced_seconds"] = finished, forced
-        used = [job for job, weight in zip(record.jobs, record.weights.tolist(), strict=True) if weight]
+        used = [job.logged for job, weight in zip(record.jobs, record.weights.tolist(), strict=True) if weight]
         arrived = [job.version for job in fresh if job.outcome == ARRIVED]
-        clients = server.population.size
-        record.facts |= {
-            "eur": [job.logged for job in used].count(False) / clients,
-            "eur_with_bypass": len(used) / clients,
-            "sync_ratio": self._sent / clients,
-            "version_variance": _variance(arrived),
-            "work_assigned": float(self._assigned),
-            "work_lost": self._lost,
-            "distribution_seconds": self._distribution,
-            "round_seconds": record.time - self._closed_at,
-            "missing_share": _missing_share(server, fresh),
-        }
-        self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
-        for name in _ADDED:
-            self._totals[name] += record.facts[name]
-        self._rounds, self._closed_at = self._rounds + 1, record.time
-        self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
+        return len(used), used.count(False), _variance(arrived), _missing_share(server, fresh)
 
     @property
     def findings(self) -> dict[str, float]:

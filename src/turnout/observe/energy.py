@@ -13,6 +13,7 @@ from torch import Tensor
 
 from turnout.observe.observer import Observer, Round
 from turnout.population.power import Power
+from turnout.server.updates import together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -28,12 +29,17 @@ class Energy(Observer):
         self.findings = dict.fromkeys(self.columns, 0.0)
 
     def on_round(self, server: Server, record: Round) -> None:
-        ended = [row for row, job in enumerate(record.jobs) if not job.logged]
-        jobs = [record.jobs[row] for row in ended]
-        down, compute, up = np.array([job.seconds for job in jobs]).reshape(-1, 3).T
+        crew = together(record.jobs)
+        if crew is None:
+            ended = [row for row, job in enumerate(record.jobs) if not job.logged]
+            clients = [record.jobs[row].client for row in ended]
+            seconds = np.array([record.jobs[row].seconds for row in ended]).reshape(-1, 3)
+        else:
+            ended, clients, seconds = list(range(len(record.jobs))), crew.client.tolist(), crew.seconds
+        down, compute, up = seconds.T
         spent = self._power.watt_hours(
             {
-                "client": [job.client for job in jobs],
+                "client": clients,
                 "download_seconds": down,
                 "compute_seconds": compute,
                 "upload_seconds": up,

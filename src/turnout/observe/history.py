@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from turnout.files import write_durably
 from turnout.observe.observer import NO_FACTS, Observer, Round
+from turnout.random import FloatArray, IntArray
+from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -24,8 +27,12 @@ _JOB_COLUMNS = (
     "round", "client", "job", "outcome", "weight", "version", "staleness", "sent_at", "ended_at", "samples", "steps",
     "progress", "download_seconds", "compute_seconds", "upload_seconds", "bytes_down", "bytes_up",
 )  # fmt: skip
+_OF_A_CREW = ("version", "sent_at", "bytes", "client", "number", "ends_at", "samples", "steps", "seconds")
 _NO_SECONDS, _NO_BYTES = (0.0, 0.0, 0.0), (0, 0)
 _FLUSH_ROWS = 50_000
+
+
+Source = list[tuple[Any, ...]] | Callable[[], Iterable[Any]]  # rows, or what makes their columns
 
 
 class Table:
@@ -36,25 +43,34 @@ class Table:
         self.rows = 0
         self.segments: list[str] = []
         self._columns: dict[str, list[Any]] = {}
-        self._new: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = []  # names and rows, not yet in the columns
+        self._new: list[tuple[Sequence[str], int, Source]] = []  # names, how many rows, rows: not yet in the columns
 
     def append(self, names: Sequence[str], rows: list[tuple[Any, ...]]) -> None:
         """Add rows. A column new to the table is empty in the rows before."""
-        self._new.append((names, rows))
+        self._new.append((names, len(rows), rows))
         self.rows += len(rows)
+
+    def extend(self, names: Sequence[str], count: int, columns: Callable[[], Iterable[Any]]) -> None:
+        """Add so many rows, column by column, when they are looked at."""
+        self._new.append((names, count, columns))
+        self.rows += count
 
     @property
     def columns(self) -> dict[str, list[Any]]:
         """The rows in memory."""
         done = len(next(iter(self._columns.values()), []))
-        for names, rows in self._new:
-            block = dict(zip(names, zip(*rows, strict=True), strict=True))
+        for names, count, rows in self._new:
+            columns = zip(*rows, strict=True) if isinstance(rows, list) else rows()
+            block = dict(zip(names, columns, strict=True))
             for name in names:
                 if name not in self._columns:
                     self._columns[name] = [None] * done
             for name, values in self._columns.items():
-                values.extend(block[name] if name in block else [None] * len(rows))
-            done += len(rows)
+                more = block.get(name)
+                values.extend(
+                    [None] * count if more is None else more.tolist() if isinstance(more, np.ndarray) else more
+                )
+            done += count
         self._new = []
         return self._columns
 
@@ -124,6 +140,29 @@ def _array(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
+def _crew_columns(
+    round_number: int,
+    weights: FloatArray,
+    staleness: IntArray,
+    ticks: int,
+    *,
+    version: int,
+    sent_at: int,
+    bytes: tuple[int, int],
+    client: IntArray,
+    number: IntArray,
+    ends_at: IntArray,
+    samples: IntArray,
+    steps: IntArray,
+    seconds: FloatArray,
+) -> Iterator[Any]:
+    """The values of a round's jobs, in the order of `_JOB_COLUMNS`."""
+    count = len(client)
+    yield from ([round_number] * count, client, number, [ARRIVED] * count, weights, [version] * count, staleness)
+    yield from ([sent_at / ticks] * count, ends_at / ticks, samples, steps, [1.0] * count)
+    yield from (*seconds.T, *([size] * count for size in bytes))
+
+
 class History(Observer):
     """`rounds` and `jobs`: what happened, row by row. With a folder: `folder/history` and `folder/jobs`."""
 
@@ -138,8 +177,10 @@ class History(Observer):
 
     def on_round(self, server: Server, record: Round) -> None:
         self._append_round(record)
-        if self.jobs is not None and record.jobs:
+        if self.jobs is not None and len(record.jobs):
             self._append_jobs(server, record)
+            if self.jobs.rows > _FLUSH_ROWS:
+                self.jobs.flush()
 
     def _append_round(self, record: Round) -> None:
         row = {"round": record.number, "time": record.time, **NO_FACTS, **record.facts, **record.measures}
@@ -148,6 +189,13 @@ class History(Observer):
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None
         ticks, number = server.population.ticks_per_second, record.number
+        crew = together(record.jobs)
+        if crew is not None:
+            facts = {name: getattr(crew, name) for name in _OF_A_CREW}  # a model is not kept for the sake of a table
+            weights, staleness = record.weights.copy(), record.staleness.copy()
+            columns = partial(_crew_columns, number, weights, staleness, ticks, **facts)
+            self.jobs.extend(_JOB_COLUMNS, len(record.jobs), columns)
+            return
         rows = [
             (
                 number,
@@ -170,8 +218,6 @@ class History(Observer):
             )
         ]
         self.jobs.append(_JOB_COLUMNS, rows)
-        if self.jobs.rows > _FLUSH_ROWS:
-            self.jobs.flush()
 
     def on_checkpoint(self, server: Server) -> None:
         for table in self._tables:

@@ -47,7 +47,7 @@ class Round:
     number: int
     time: float  # virtual seconds at its close
     facts: dict[str, float] = field(default_factory=dict)  # counts, bytes, weights: a row of the history
-    jobs: list[Job] = field(default_factory=list)  # jobs that ended or were used in this round
+    jobs: Sequence[Job] = ()  # jobs that ended or were used in this round
     weights: NDArray[np.float64] = field(default_factory=lambda: _NO_WEIGHTS)  # realised, a value a job
     staleness: NDArray[np.int64] = field(default_factory=lambda: _NO_STALENESS)
     linear: bool = True  # whether weights say all of the aggregation

@@ -227,7 +227,7 @@ class Population:
 
     def samples(self, ids: IntArray, at: FloatArray) -> Ragged:
         """Rows of the pool each client trains on at its time: a pure function of client and time."""
-        return self.train.rows(ids) if self._stored is None else self._stored.rows(ids, at)
+        return self.train.pick(ids) if self._stored is None else self._stored.rows(ids, at)
 
     def counts(self, ids: IntArray, at: FloatArray) -> IntArray:
         if self._stored is not None:
@@ -240,10 +240,19 @@ class Population:
         return self.joined_at is not None or self.left_at is not None
 
     @cached_property
+    def mattering(self) -> int:
+        """How many clients have any importance."""
+        return int(np.count_nonzero(self.base_importance))
+
+    @cached_property
+    def always_there(self) -> bool:
+        """Whether everybody can be invited at any time."""
+        return isinstance(self.availability, Always) and not self.changes and self.stream is None
+
+    @cached_property
     def reliable(self) -> bool:
         """Whether every job ends with an update, and nothing but its own duration delays it."""
-        calm = isinstance(self.availability, Always) and not self.changes and bool(np.isinf(self.links.server))
-        calm &= self.stream is None
+        calm = self.always_there and bool(np.isinf(self.links.server))
         return calm and self.adversary is None and not np.any(np.asarray(self.crashes.probability))
 
     def has_samples(self, ids: IntArray, at: float) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +50,20 @@ class Ragged:
     def row(self, i: int) -> NDArray[np.integer]:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
+    @cached_property
+    def begin(self) -> NDArray[np.int64]:
+        """Where each row begins in `pool`."""
+        return self.offsets[:-1]
+
+    @property
+    def pool(self) -> NDArray[np.integer]:
+        """What the rows are cut out of."""
+        return self.values
+
+    def pick(self, ids: NDArray[np.integer]) -> Ragged:
+        """`rows`, brought together only where somebody looks at them."""
+        return Picked(self, ids)
+
     def rows(self, ids: NDArray[np.integer]) -> Ragged:
         """The given rows, in the given order; all of them are not copied."""
         if len(ids) == len(self) and np.array_equal(ids, np.arange(len(self))):
@@ -73,3 +88,41 @@ class Ragged:
         if not len(self.values):
             return np.zeros((len(self), width), np.int64)
         return np.where(counts[:, None] > 0, self.values[position], 0)
+
+
+class Picked(Ragged):
+    """Some rows of another, which stay where they are until they are looked at."""
+
+    def __init__(self, source: Ragged, ids: NDArray[np.integer]) -> None:
+        begin = source.offsets[ids]
+        vars(self).update(source=source, ids=ids, begin=begin, counts=source.offsets[ids + 1] - begin)
+
+    source: Ragged
+    ids: NDArray[np.integer]
+    begin: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def __reduce__(self) -> Any:
+        return Ragged, (self.offsets, self.values)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _rows(self) -> Ragged:
+        return self.source.rows(self.ids)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        return self._rows.offsets
+
+    @property
+    def values(self) -> NDArray[np.integer]:
+        return self._rows.values
+
+    @property
+    def pool(self) -> NDArray[np.integer]:
+        return self.source.values
+
+    def rows(self, ids: NDArray[np.integer]) -> Ragged:
+        return Picked(self.source, self.ids[ids])

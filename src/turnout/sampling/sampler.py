@@ -93,11 +93,16 @@ class Subset(Sampler):
     clients_per_round: int = 10
 
     def sample(self, server: Server) -> Selection:
-        m, everybody = self.clients_per_round, int(np.count_nonzero(server.population.base_importance))
+        m, everybody = self.clients_per_round, server.population.mattering
         if not 1 <= m <= everybody:
             raise UserError(f"sampler.clients_per_round: {m} must be from 1 to the {everybody} clients")
         clients = server.online().sample(m, self.key(server))
-        return Selection(clients, self.weigh(server.importance[clients], int(np.count_nonzero(server.importance))))
+        importance = server.importance
+        all_are_members = importance is server.population.base_importance
+        return Selection(
+            clients,
+            self.weigh(importance[clients], everybody if all_are_members else int(np.count_nonzero(importance))),
+        )
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         """Weights of the drawn clients, from their importance and n."""

@@ -17,6 +17,8 @@ from turnout.files import write_durably
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
+FORMAT = 2  # of what a server saves
+
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
@@ -41,7 +43,7 @@ class Checkpoints:
         from safetensors.torch import save_file
 
         facts, tensors = server.save()
-        text = json.dumps({**facts, "fingerprint": self.fingerprint})
+        text = json.dumps({**facts, "fingerprint": self.fingerprint, "format": FORMAT})
         stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         stored["facts"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)  # a header is too small for it
         metadata = {"digest": _digest(stored)}
@@ -70,6 +72,10 @@ class Checkpoints:
                 continue
             if facts.pop("fingerprint") != self.fingerprint:
                 raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
+            if facts.pop("format", 1) != FORMAT:
+                raise UserError(
+                    f"checkpoint {path.name}: it was written by another version of Turnout; start a new run"
+                )
             server.load(facts, tensors)
             return passed_over
         if passed_over:

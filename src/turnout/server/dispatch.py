@@ -16,11 +16,23 @@ from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
 from turnout.server.server import Among, Keep, OnlineSet
-from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Job
+from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Crew, Job
 from turnout.task import Task
 
 FOREVER = 1 << 60  # ticks
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
+_FEW = 8  # jobs that are objects sooner than a crew
+
+
+class Costs(NamedTuple):
+    """What a job takes, by client, where nothing can go wrong."""
+
+    ticks: IntArray
+    samples: IntArray
+    steps: IntArray
+    seconds: FloatArray  # [N, 3]
+    bytes: tuple[int, int]
+    rows: list[tuple[int, int, int, tuple[float, float, float]]]  # the same, to look up one by one
 
 
 class Invitation(NamedTuple):
@@ -38,6 +50,7 @@ class Invitation(NamedTuple):
     hold: bool
     again: bool
     among: Among | None = None  # they exchange among themselves
+    shared: bool = False  # one model for all
 
 
 class Dispatch:
@@ -50,7 +63,7 @@ class Dispatch:
         self._certain = population.reliable and steady  # whether all of a job is known beforehand
         self._durations: tuple[LocalSGD, Durations] | None = None  # of the work last asked for
         self._last: LocalSGD | None = None  # the work of the invitation before
-        self._columns: dict[str, list[Any]] | None = None  # what a job of that work takes, by client
+        self._of_last: Costs | None = None
 
     def to_ticks(self, seconds: FloatArray) -> IntArray:
         """Whole ticks; times that nobody lives to see are cut at 2^60 of them."""
@@ -80,12 +93,15 @@ class Dispatch:
             self._durations = work, found
         return self._durations[1]
 
-    def jobs(self, invitation: Invitation, clock: int, version: int) -> list[Job]:
-        """The jobs that begin with an invitation at tick `clock`."""
-        columns = self._known(invitation)
-        if columns is not None:
-            return self._certain_jobs(invitation, columns, clock)
-        return self._general_jobs(invitation, clock, version)
+    def jobs(self, invitation: Invitation, clock: int, version: int, alone: bool = False) -> Sequence[Job]:
+        """The jobs that begin with an invitation at tick `clock`; a crew if they are `alone` and nothing can happen to
+        them."""
+        costs = self._known_costs(invitation)
+        if costs is None:
+            return self._general_jobs(invitation, clock, version)
+        if alone and invitation.shared and len(invitation.ids) >= _FEW and not invitation.again:
+            return self._crew(invitation, costs, clock)
+        return self._certain_jobs(invitation, costs, clock)
 
     def silence(self, job: Job) -> None:
         """Lose an answer on its last step: its client has done and spent all there was to, and the server learns of it
@@ -97,38 +113,54 @@ class Dispatch:
 
     # -- jobs of which everything is known beforehand -----------------------------------------------------------
 
-    def _known(self, invitation: Invitation) -> dict[str, list[Any]] | None:
-        """Columns over all clients, where nothing can go wrong and the work has been asked for before."""
+    def _known_costs(self, invitation: Invitation) -> Costs | None:
+        """Of all clients, where nothing can go wrong and the work has been asked for before."""
         own = invitation.keep is not None or invitation.among is not None or invitation.hold
         if not self._certain or own or invitation.options:
             return None
         if self._last is not invitation.work:
-            self._last, self._columns = invitation.work, None
+            self._last, self._of_last = invitation.work, None
             return None
-        if self._columns is None:
+        if self._of_last is None:
             durations = self.durations(invitation.work)
-            down, up = durations.down.tolist(), durations.up.tolist()
-            self._columns = {
-                "ticks": durations.ticks(0).tolist(),
-                "seconds": list(zip(down, durations.compute(0).tolist(), up, strict=True)),
-                "samples": durations.samples.tolist(),
-                "steps": durations.steps.tolist(),
-                "bytes": [(self.bytes_down(invitation.work), self.bytes_up(invitation.work))],
-            }
-        return self._columns
+            seconds = np.stack([durations.down, durations.compute(0), durations.up], 1)
+            columns = durations.ticks(0), durations.samples, durations.steps
+            rows = zip(*(column.tolist() for column in columns), map(tuple, seconds.tolist()), strict=True)
+            size = self.bytes_down(invitation.work), self.bytes_up(invitation.work)
+            self._of_last = Costs(*columns, seconds, size, list(rows))
+        return self._of_last
 
     @staticmethod
-    def _certain_jobs(invitation: Invitation, columns: dict[str, list[Any]], clock: int) -> list[Job]:
-        ticks, took, samples, steps, (size,) = columns.values()
-        work = invitation.work
-        none: dict[str, float] = {}
-        rows = zip(
-            invitation.ids.tolist(), invitation.numbers.tolist(), invitation.versions, invitation.received, strict=True
+    def _crew(invitation: Invitation, costs: Costs, clock: int) -> Crew:
+        ids = invitation.ids.copy()  # the caller may go on changing its own
+        return Crew(
+            Columns(
+                work=invitation.work,
+                received=invitation.received[0],
+                version=invitation.versions[0],
+                sent_at=clock,
+                bytes=costs.bytes,
+                client=ids,
+                number=invitation.numbers,
+                ends_at=clock + costs.ticks[ids],
+                samples=costs.samples[ids],
+                steps=costs.steps[ids],
+                seconds=costs.seconds[ids],
+            )
         )
-        jobs = [  # by position, which is twice as fast
-            Job(i, n, v, m, work, none, n, clock, clock, clock + ticks[i], ARRIVED, samples[i], steps[i], took[i], size)
-            for i, n, v, m in rows
-        ]
+
+    @staticmethod
+    def _certain_jobs(invitation: Invitation, costs: Costs, clock: int) -> list[Job]:
+        work, rows, size = invitation.work, costs.rows, costs.bytes
+        none: dict[str, float] = {}
+        jobs = []
+        for i, n, v, m in zip(
+            invitation.ids.tolist(), invitation.numbers.tolist(), invitation.versions, invitation.received, strict=True
+        ):
+            ticks, samples, steps, took = rows[i]  # by position, which is twice as fast
+            jobs.append(
+                Job(i, n, v, m, work, none, n, clock, clock, clock + ticks, ARRIVED, samples, steps, took, size)
+            )
         if invitation.again:
             for job in jobs:
                 job.again = True

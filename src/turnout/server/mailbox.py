@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
 from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
-from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
+from turnout.server.updates import ARRIVED, CANCELLED, Crew, Failures, Job, Updates
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -44,7 +45,8 @@ class Mailbox(Server):
         self._hides = privacy.hides(self)
         self._clock = 0  # ticks
         self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
-        self._in_flight: dict[int, Job] = {}  # by client
+        self._crew: Crew | None = None  # in flight, alone and together
+        self._flying: dict[int, Job] = {}  # in flight, by client
         self._heard = self._standing = 0  # of those in flight: who will be heard of, who has a standing invitation
         self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
         self._inbox: list[Job] = []  # arrived, in order
@@ -58,8 +60,8 @@ class Mailbox(Server):
 
     # -- what a subclass knows --------------------------------------------------------------------------------
 
-    def _begin(self, invitation: Invitation) -> list[Job]:
-        """The jobs that begin with an invitation."""
+    def _begin(self, invitation: Invitation) -> Sequence[Job]:
+        """The jobs that begin with an invitation; a crew only where they are `_alone`."""
         raise NotImplementedError
 
     def _due(self, close: int | None) -> bool:
@@ -81,14 +83,31 @@ class Mailbox(Server):
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._flying) + len(self._crew or ())
+
+    @property
+    def _in_flight(self) -> dict[int, Job]:
+        """By client; whoever looks at jobs in flight finds them one by one."""
+        self._disperse()
+        return self._flying
+
+    def _disperse(self) -> None:
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            self._enter_flight(crew.jobs)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether jobs that begin now can stay together until all have arrived, if nothing happens to them."""
+        others = self._crew or self._flying or self._inbox or self._failures or self._restarting
+        return not others and not self._one_by_one and self.algorithm.clients_keep == "nothing"
 
     @property
     def now(self) -> float:
         return self._clock / self._ticks
 
     def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, self._busy)
+        return OnlineSet(self.population, self.version, self.now, self._busy if self.in_flight else None)
 
     def invite(
         self,
@@ -100,7 +119,7 @@ class Mailbox(Server):
         again: bool = False,
         among: Among | None = None,
     ) -> None:
-        ids = np.atleast_1d(np.asarray(clients, np.int64))
+        ids = np.asarray(clients, np.int64).reshape(-1)
         if not len(ids):
             return
         self._check_invited(ids)
@@ -111,7 +130,11 @@ class Mailbox(Server):
         work, options = _split(work, len(ids))
         jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
         self._busy[ids] = True
-        self._enter_flight(jobs)
+        if type(jobs) is Crew:
+            self._crew = jobs
+        else:
+            self._disperse()
+            self._enter_flight(jobs)
         self._tally["invited"] += len(jobs)
         for observer in self.observers:
             observer.on_invite(self, jobs)
@@ -151,7 +174,10 @@ class Mailbox(Server):
         self._numbers[ids] = numbers + 1
         received, versions, batches, done = self._received(ids, numbers, model)
         keep = model if isinstance(model, Keep) else None
-        return Invitation(ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among)
+        shared = not isinstance(model, tuple | Keep)
+        return Invitation(
+            ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among, shared
+        )
 
     def _received(
         self, ids: IntArray, numbers: IntArray, model: ModelChoice
@@ -207,10 +233,13 @@ class Mailbox(Server):
         limited = seconds is not None and seconds * self._ticks < FOREVER
         close = self._clock + round(seconds * self._ticks) if limited and seconds is not None else None
         timer = count is None and limited
+        if wanted is None and not timer and (whole := self._arrived_whole(count, close)) is not None:
+            return self._updates(whole)
+        in_flight = self._in_flight
         if wanted is None:
-            ready, expected, alive, standing = len(self._inbox), len(self._in_flight), self._heard, self._standing
+            ready, expected, alive, standing = len(self._inbox), len(in_flight), self._heard, self._standing
         else:
-            awaited = [self._in_flight[client] for client in wanted if client in self._in_flight]
+            awaited = [in_flight[client] for client in wanted if client in in_flight]
             ready = sum(job.client in wanted for job in self._inbox)
             expected, alive = len(awaited), sum(job.heard for job in awaited)
             standing = sum(job.again for job in awaited)
@@ -242,6 +271,21 @@ class Mailbox(Server):
         self._held |= {job.client: job for job in taken if job.hold}
         return self._updates(taken, Failures(failed))
 
+    def _arrived_whole(self, count: int | None, close: int | None) -> Crew | None:
+        """The crew in flight, if nobody looks at its jobs before the last has come, by that tick."""
+        crew = self._crew
+        if crew is None or crew.columns is None or (count is not None and count < len(crew)):
+            return None
+        columns = crew.columns.in_order_of_arrival()
+        last = int(columns.ends_at[-1])
+        if close is not None and last > close:
+            return None
+        crew.columns, self._crew = columns, None
+        self._clock = max(self._clock, last)
+        self._busy[columns.client] = False
+        self._end(crew)
+        return crew
+
     @staticmethod
     def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
         """Remove the first `count` wanted jobs from the list."""
@@ -258,17 +302,18 @@ class Mailbox(Server):
         return taken
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(list(jobs), self._train, self.version, self._ticks, self.model, failed)
+        return Updates(jobs, self._train, self.version, self._ticks, self.model, failed)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
         """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without
         those cancelled before."""
         if self._one_by_one or self._standing:
             most = 1
+        in_flight = self._in_flight
         ended = [
             job
             for _, client, number in self._first_events(most, close)
-            if (job := self._in_flight.get(client)) is not None and job.number == number  # not cancelled meanwhile
+            if (job := in_flight.get(client)) is not None and job.number == number  # not cancelled meanwhile
         ]
         if ended:
             self._clock = max(self._clock, ended[-1].ends_at)
@@ -315,8 +360,8 @@ class Mailbox(Server):
             restarted.append(self._in_flight[job.client])
         return restarted
 
-    def _enter_flight(self, jobs: list[Job]) -> None:
-        self._in_flight |= {job.client: job for job in jobs}
+    def _enter_flight(self, jobs: Sequence[Job]) -> None:
+        self._flying |= {job.client: job for job in jobs}
         self._heard += sum([job.heard for job in jobs])
         self._standing += sum([job.again for job in jobs])
         events = [(job.ends_at, job.client, job.number) for job in jobs if job.heard and job.ends_at != NOT_KNOWN]
@@ -329,8 +374,9 @@ class Mailbox(Server):
 
     def _leave_flight(self, jobs: list[Job]) -> None:
         """Jobs are over: count them, and remember what their clients have."""
+        in_flight = self._in_flight
         for job in jobs:
-            del self._in_flight[job.client]
+            del in_flight[job.client]
             self._busy[job.client] = False
         self._heard -= sum([job.heard for job in jobs])
         self._standing -= sum([job.again for job in jobs])
@@ -345,7 +391,7 @@ class Mailbox(Server):
 
     def cancel(self, clients: ArrayLike) -> Failures:
         self._restart()
-        if not self._in_flight and not self._held:
+        if not self.in_flight and not self._held:
             return Failures()
         stopped: list[Job] = []
         for client in np.atleast_1d(np.asarray(clients, np.int64)).tolist():
@@ -373,14 +419,15 @@ class Mailbox(Server):
             "failures": self._failures,
             "held": list(self._held.values()),
             "kept": list(self._kept.values()),
-            "ended": self._ended,
-            "record": self._record.jobs,
+            "ended": list(chain(*self._ended)),
+            "used": [job for updates, _, _ in self._used for job in updates.jobs],
         }
         every = {id(job): job for jobs in places.values() for job in jobs}
         position = {name: number for number, name in enumerate(every)}
         jobs, job_tensors = save_jobs(list(every.values()))
         facts["clock"], facts["jobs"] = self._clock, jobs
         facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
+        facts["used"] = [[weights.tolist(), version] for _, weights, version in self._used]
         return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
 
     def load(self, facts: Facts, tensors: Named) -> None:
@@ -389,8 +436,12 @@ class Mailbox(Server):
         self._numbers = tensors["numbers"].numpy().copy()
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
-        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], places["ended"]
-        self._record.jobs = places["record"]
+        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], [places["ended"]]
+        used = iter(places["used"])
+        self._used = [
+            (self._updates(islice(used, len(weights))), np.array(weights), version)
+            for weights, version in facts["used"]
+        ]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
         self._enter_flight(places["in_flight"])
         self._busy[list(self._in_flight)] = True
@@ -413,9 +464,9 @@ class Mailbox(Server):
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
-    if not given:
+    if np.ndarray not in map(type, vars(work).values()):
         return work, {}
+    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
     for name, value in given.items():
         if value.shape != (count,):
             raise UserError(f"local.{name}: {value.size} values for {count} invited clients")

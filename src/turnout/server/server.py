@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from turnout.population.population import Population
 from turnout.server.privacy import Privacy
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates
+from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates, mark_logged, together
 from turnout.task import Task
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class OnlineSet:
             here = here & population.members(ids, self._now)
         if population.stream is not None:
             here = here & population.has_samples(ids, self._now)
-        return here if self._busy is None else here & ~self._busy[ids]
+        return np.broadcast_to(here, ids.shape) if self._busy is None else here & ~self._busy[ids]
 
     def back_at(self, ids: IntArray) -> FloatArray:
         """Seconds before which it is no use to look for these absent clients again; now where that is not known."""
@@ -108,6 +109,8 @@ class OnlineSet:
     def sample(self, size: int, key: IntArray) -> IntArray:
         """At most `size` distinct clients that matter, all equally likely, in O(size / share online)."""
         everybody, tried = self._population.size, 2 * size + 16
+        if self._population.always_there and self._population.mattering == everybody and self._busy is None:
+            return random.subset(key, min(tried, everybody), everybody, first=size)
         while True:
             ids = random.subset(key, min(tried, everybody), everybody)
             found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)]
@@ -168,9 +171,8 @@ class Server:
         self._open = False  # a round is under way
         self._evaluated_at = 0.0  # time of the last evaluation
         self._record = Round(0, 0.0)
-        self._weights: list[float] = []  # of the record's jobs
-        self._staleness: list[int] = []
-        self._ended: list[Job] = []
+        self._used: list[tuple[Updates, FloatArray, int]] = []  # in this round, with which weights, in which version
+        self._ended: list[Sequence[Job]] = []  # in this round
         self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
         self._notes: dict[str, float] = {}  # what the algorithm says of this round
         self._evaluators = self._prepare_evaluation()
@@ -256,7 +258,7 @@ class Server:
         A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
         counts as much as all weights together. What it does is not linear, and recorded so."""
         weights = self._checked(updates, weights)
-        if len(set(updates.jobs)) < len(updates) or any(job.used for job in updates.jobs):
+        if updates.used:
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         counted, weights = self._screened(updates, weights)
         if rule is not None and self.privacy is not None:
@@ -266,8 +268,7 @@ class Server:
         if self.privacy is not None:
             weights = self.privacy.bounded(counted.clients, weights)
         applied = self._apply(counted, weights, rule)
-        for job in updates.jobs:
-            job.used = True
+        updates.mark_used()
         updates = counted
         if not applied:
             updates, weights = self._finite_rows(updates, weights)
@@ -327,7 +328,7 @@ class Server:
 
     @staticmethod
     def _checked(updates: Updates, weights: ArrayLike) -> FloatArray:
-        weights = np.asarray(weights, np.float64)
+        weights = np.array(weights, np.float64)  # its own: they are recorded when the round closes
         if weights.shape != (len(updates),) or not np.isfinite(weights).all():
             raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
         return weights
@@ -354,13 +355,16 @@ class Server:
         self.stopped = f"diverged: {why}"
 
     def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
-        self._record.jobs += updates.jobs
-        self._staleness += [self.version - job.version for job in updates.jobs]
-        for job, weight in zip(updates.jobs, weights.tolist(), strict=True):
-            self._weights.append(weight)
-            if weight and not self.heard[job.client]:
-                self.heard[job.client] = True
-                self._count_heard += 1
+        self._used.append((updates, weights, self.version))
+        if updates.columns is None:
+            clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
+            new = {client for client in clients if not self.heard[client]}
+        else:
+            clients = updates.clients[weights != 0]
+            new = set(clients[~self.heard[clients]].tolist())
+        if new:
+            self.heard[list(new)] = True
+            self._count_heard += len(new)
         self.version += 1
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -385,26 +389,20 @@ class Server:
         self._open = False
         now, record = self.now, self._record
         self._record = Round(self.version + 1, now)
-        used = set(record.jobs)
-        for job in self._ended:
-            if job not in used:
-                record.jobs.append(job)
-                self._weights.append(0.0)
-                self._staleness.append(max(0, self.version - 1 - job.version))
+        record.jobs, weights, staleness = self._jobs_of_round()
         record.number, record.time = self.version, now
-        record.weights = np.asarray(self._weights)
-        record.staleness = np.asarray(self._staleness, np.int64)
-        contributed = [age for age, weight in zip(self._staleness, self._weights, strict=True) if weight]
+        record.weights, record.staleness = np.asarray(weights), np.asarray(staleness, np.int64)
+        contributed = [age for age, weight in zip(staleness, weights, strict=True) if weight]
         record.facts = {
             **self._tally,
             "used": len(contributed),
             "heard": self._count_heard,
-            "weight": math.fsum(self._weights),
+            "weight": math.fsum(weights),
             "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
             "staleness_max": max(contributed, default=0),
             **self._notes,
         }
-        self._weights, self._staleness, self._ended, self._notes = [], [], [], {}
+        self._used, self._ended, self._notes = [], [], {}
         self._tally = dict.fromkeys(self._tally, 0)
         last = self.stopped or self.stopping.reason(self.version, now, self.measures)
         if last or self.evaluation.due(self.version, now, self._evaluated_at):
@@ -413,14 +411,34 @@ class Server:
                 self._diverge("the loss is no longer finite")
         for observer in self.observers:
             observer.on_round(self, record)
-        for job in record.jobs:
-            job.logged = True
+        mark_logged(record.jobs)
         if self.population.changes:
             self.importance = self.population.importance_at(self.now)
 
-    def _end(self, jobs: list[Job]) -> None:
+    def _jobs_of_round(self) -> tuple[Sequence[Job], list[float], list[int]]:
+        """Those that counted, then those that only ended; with their weights, and their staleness."""
+        weights = [weight for _, used, _ in self._used for weight in used.tolist()]
+        staleness = [age for updates, _, version in self._used for age in updates.ages(version)]
+        if len(self._used) == len(self._ended) == 1 and self._used[0][0].crew is self._ended[0]:
+            return self._ended[0], weights, staleness
+        jobs = [job for updates, _, _ in self._used for job in updates.jobs]
+        used = set(jobs)
+        for job in chain(*self._ended):
+            if job not in used:
+                jobs.append(job)
+                weights.append(0.0)
+                staleness.append(max(0, self.version - 1 - job.version))
+        return jobs, weights, staleness
+
+    def _end(self, jobs: Sequence[Job]) -> None:
         """Count jobs that have just ended."""
-        self._ended += jobs
+        self._ended.append(jobs)
+        columns = together(jobs)
+        if columns is not None:
+            self._tally["arrived"] += len(jobs)
+            self._tally["bytes_down"] += columns.bytes[0] * len(jobs)
+            self._tally["bytes_up"] += columns.bytes[1] * len(jobs)
+            return
         outcomes = [job.outcome for job in jobs]
         arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
         self._tally["arrived"] += arrived
@@ -566,8 +584,6 @@ class Server:
             "algorithm": algorithm,
             "optimiser": optimiser,
             "stopped": self.stopped,
-            "weights": self._weights,
-            "staleness": self._staleness,
             "linear": self._record.linear,
             "observers": {},
         }
@@ -590,7 +606,6 @@ class Server:
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
         self.store.load(unnest("store", tensors))
         self.stopped, self._record.linear = facts["stopped"], facts["linear"]
-        self._weights, self._staleness = facts["weights"], facts["staleness"]
         for name, observer in self._named_observers():
             if name in facts["observers"]:  # one that was not there before starts afresh
                 observer.load(facts["observers"][name], unnest(name, tensors))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.mailbox import Mailbox
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
-from turnout.server.updates import ARRIVED, Job, Updates, by_block
+from turnout.server.updates import ARRIVED, Columns, Crew, Job, Updates, by_block, together
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -70,15 +70,16 @@ class Simulation(Mailbox):
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         return super()._invitation(ids, *choices)
 
-    def _begin(self, invitation: Invitation) -> list[Job]:
-        jobs = self._dispatch.jobs(invitation, self._clock, self.version)
+    def _begin(self, invitation: Invitation) -> Sequence[Job]:
+        alone = self._alone and not invitation.work.stored_shapes(self.task)
+        jobs = self._dispatch.jobs(invitation, self._clock, self.version, alone)
         if self.behaviour is not None:
             self._lie(self.behaviour, jobs)
         if self.adversary is not None and "delta" in invitation.work.payload_shapes(self.task):
             self._silence(self.adversary, jobs)
         return jobs
 
-    def _lie(self, behaviour: Behaviour, jobs: list[Job]) -> None:
+    def _lie(self, behaviour: Behaviour, jobs: Sequence[Job]) -> None:
         """Put forged updates in the place of what liars among those just invited would send. All of a lie is known now,
         so that it does not depend on what is trained together later."""
         lies = behaviour.lies(np.array([job.client for job in jobs], np.int64), self.version)
@@ -101,7 +102,7 @@ class Simulation(Mailbox):
         for block, there, here in by_block([job.local for job in lying if job.local is not None]):
             block.put("params", there, (updates.received() + forged)[here])
 
-    def _silence(self, adversary: Adversary, jobs: list[Job]) -> None:
+    def _silence(self, adversary: Adversary, jobs: Sequence[Job]) -> None:
         """Let the adversary choose who of those just invited will never answer. It knows everything: where it looks at
         updates, all that would arrive are computed now."""
         coming = [job for job in jobs if job.outcome == ARRIVED]
@@ -167,6 +168,7 @@ class Simulation(Mailbox):
             self._tally["bytes_up"] += size
         home = int(arrives.max(initial=self._clock))
         self._restart()
+        self._disperse()
         while self._events and self._events[0][0] <= home:
             self._next_events()
             self._restart()
@@ -177,6 +179,10 @@ class Simulation(Mailbox):
 
     def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
         """Compute the results of `needed` and, with them, of every job in flight or starting that will bring one."""
+        columns = None if self.in_flight or starting else together(needed)
+        if columns is not None:
+            self._train_together(cast(Crew, needed), columns)
+            return
         missing = dict.fromkeys([job for job in needed if job.result is None])
         if not missing:
             return
@@ -201,21 +207,38 @@ class Simulation(Mailbox):
         batches = np.array([job.batches for job in jobs], np.int64)
         options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
         at = np.array([job.starts_at for job in jobs]) / self._ticks
-        results = self._engine.carry_out(
-            Jobs(
-                work,
-                random.key(self.seed, "local work", clients, batches),
-                jobs[0].received[None] if len(models) == 1 else torch.stack([model for _, model in models.values()]),
-                received,
-                self.population.samples(clients, at),
-                options,
-                self.store.get(work.stored_shapes(self.task), clients),
-            ),
-            [job.version for job in jobs],
-            keep_params=self.algorithm.clients_keep == "models",
+        order = Jobs(
+            work,
+            random.key(self.seed, "local work", clients, batches),
+            jobs[0].received[None] if len(models) == 1 else torch.stack([model for _, model in models.values()]),
+            received,
+            self.population.samples(clients, at),
+            options,
+            self.store.get(work.stored_shapes(self.task), clients),
         )
-        for rows, *blocks in results:
+        keep_params = self.algorithm.clients_keep == "models"
+        for rows, *blocks in self._engine.carry_out(order, [job.version for job in jobs], keep_params):
             self._attach([jobs[row] for row in rows], *blocks)
+
+    def _train_together(self, crew: Crew, columns: Columns) -> None:
+        """Train a crew, whose clients keep nothing and have nothing of their own but their samples."""
+        clients, count = columns.client, len(crew)
+        order = Jobs(
+            columns.work,
+            random.key(self.seed, "local work", clients, columns.number),
+            columns.received[None],
+            np.zeros(count, np.int64),
+            self.population.samples(clients, np.full(count, columns.sent_at / self._ticks)),
+            {},
+            {},
+        )
+        self._trained = True
+        results = self._engine.carry_out(order, [columns.version] * count, keep_params=False)
+        if len(results) == 1:
+            crew.block = results[0].payload
+            return
+        for rows, *blocks in results:
+            self._attach([crew.jobs[row] for row in rows], *blocks)
 
     def _attach(self, jobs: list[Job], payload: Block, state: Block = _NOTHING, kept: Block = _NOTHING) -> None:
         """Give each job its row of what was trained."""
@@ -245,7 +268,7 @@ class Simulation(Mailbox):
 
         Between two rounds nobody else refers to a block, so no sum ever meets its rows in two places."""
         waiting = [*self._in_flight.values(), *self._inbox, *self._held.values()]
-        for kind in ("result", "state", "local"):
+        for kind in ("result", "state", "local") if waiting else ():
             trained = [place for place in map(attrgetter(kind), waiting) if place is not None]
             left = Counter([id(block) for block, _ in trained])
             for name, block in {id(block): block for block, _ in trained}.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -61,6 +61,80 @@ class Job:
         return self.client, self.number
 
 
+class Columns(NamedTuple):
+    """Jobs of one invitation of which all is known beforehand: what they share, and what each has of its own."""
+
+    work: LocalSGD
+    received: Tensor
+    version: int
+    sent_at: int
+    bytes: tuple[int, int]
+    client: IntArray
+    number: IntArray
+    ends_at: IntArray
+    samples: IntArray
+    steps: IntArray
+    seconds: FloatArray  # [k, 3]
+
+    def in_order_of_arrival(self) -> Columns:
+        order = np.lexsort((self.client, self.ends_at))
+        own = ("client", "number", "ends_at", "samples", "steps", "seconds")
+        return self._replace(**{name: getattr(self, name)[order] for name in own})
+
+    def jobs(self) -> list[Job]:
+        work, received, version, begin, size = self.work, self.received, self.version, self.sent_at, self.bytes
+        own = (self.client, self.number, self.ends_at, self.samples, self.steps, self.seconds)
+        rows = zip(*(column.tolist() for column in own), strict=True)
+        return [
+            Job(i, n, version, received, work, {}, n, begin, begin, end, ARRIVED, samples, steps, tuple(seconds), size)
+            for i, n, end, samples, steps, seconds in rows
+        ]
+
+
+class Crew(Sequence[Job]):
+    """Jobs that began together and stay together, as columns; in order of arrival once they have arrived. Whoever looks
+    at one of them makes objects of them all, and from then on those are what counts."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns: Columns | None = columns
+        self.block: Block | None = None  # what they brought, row by row
+        self.used = self.logged = False
+        self._jobs: list[Job] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs) if self.columns is None else len(self.columns.client)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.jobs[row]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        if self.columns is not None:
+            self._jobs = self.columns.jobs()
+            for row, job in enumerate(self._jobs):
+                job.used, job.logged = self.used, self.logged
+                job.result = None if self.block is None else (self.block, row)
+            self.columns = self.block = None
+        return self._jobs
+
+
+def together(jobs: Sequence[Job]) -> Columns | None:
+    """Their columns, if they are a crew that nobody has looked into."""
+    return jobs.columns if type(jobs) is Crew else None  # `isinstance` is slow of an abstract class
+
+
+def mark_logged(jobs: Sequence[Job]) -> None:
+    """They are in the history."""
+    if type(jobs) is Crew and jobs.columns is not None:
+        jobs.logged = True
+        return
+    for job in jobs:
+        job.logged = True
+
+
 @dataclass(frozen=True)
 class Failures:
     """Jobs that ended without an update, as far as the server has learnt of them."""
@@ -92,14 +166,15 @@ class Updates:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Iterable[Job],
         train: Callable[[Sequence[Job]], None],
         version: int,
         ticks_per_second: int,
         model: Tensor,
         failed: Failures | None = None,
     ) -> None:
-        self.jobs = list(jobs)
+        self.crew = jobs if type(jobs) is Crew else None
+        self._jobs = [] if self.crew is not None else list(jobs)
         self.failed = failed or Failures()
         self._train = train
         self._version = version
@@ -111,8 +186,32 @@ class Updates:
         """Of jobs whose vectors are all there already, such as those of a round's record."""
         return cls(jobs, lambda _: None, version, 1, model)
 
+    @property
+    def jobs(self) -> list[Job]:
+        return self._jobs if self.crew is None else self.crew.jobs
+
+    @property
+    def columns(self) -> Columns | None:
+        """Of jobs that are `together`."""
+        return None if self.crew is None else self.crew.columns
+
+    @property
+    def used(self) -> bool:
+        """Whether some of them have counted in a step, or come twice."""
+        if self.crew is not None and self.columns is not None:
+            return self.crew.used
+        return len(set(self.jobs)) < len(self) or any(job.used for job in self.jobs)
+
+    def mark_used(self) -> None:
+        """They have counted in a step."""
+        if self.crew is not None and self.columns is not None:
+            self.crew.used = True
+            return
+        for job in self.jobs:
+            job.used = True
+
     def __len__(self) -> int:
-        return len(self.jobs)
+        return len(self._jobs) if self.crew is None else len(self.crew)
 
     def __add__(self, other: Updates) -> Updates:
         failed = Failures(self.failed.jobs + other.failed.jobs)
@@ -131,44 +230,59 @@ class Updates:
         """`[0, P]` the vectors of no job at all."""
         return self._model.new_zeros(0, len(self._model))
 
-    @staticmethod
-    def _column(values: list[int]) -> IntArray:
-        return np.array(values, np.int64)
+    def _column(self, name: str) -> IntArray:
+        columns = self.columns
+        if columns is None:
+            return np.array([getattr(job, name) for job in self.jobs], np.int64)
+        return np.full(len(self), getattr(columns, name))  # the caller's own
 
     @cached_property
     def clients(self) -> IntArray:
-        return self._column([job.client for job in self.jobs])
+        return self._column("client")
 
     @cached_property
     def numbers(self) -> IntArray:
-        return self._column([job.number for job in self.jobs])
+        return self._column("number")
 
     @cached_property
     def versions(self) -> IntArray:
-        return self._column([job.version for job in self.jobs])
+        return self._column("version")
 
     @property
     def staleness(self) -> IntArray:
         return self._version - self.versions
 
+    def ages(self, version: int) -> list[int]:
+        """Their staleness in that version."""
+        columns = self.columns
+        if columns is None:
+            return [version - job.version for job in self.jobs]
+        return [version - columns.version] * len(self)
+
     @cached_property
     def sent_at(self) -> FloatArray:
-        return self._column([job.sent_at for job in self.jobs]) / self._ticks
+        return self._column("sent_at") / self._ticks
 
     @cached_property
     def arrived_at(self) -> FloatArray:
-        return self._column([job.ends_at for job in self.jobs]) / self._ticks
+        return self._column("ends_at") / self._ticks
 
     @cached_property
     def samples(self) -> IntArray:
-        return self._column([job.samples for job in self.jobs])
+        return self._column("samples")
 
     @cached_property
     def steps(self) -> IntArray:
-        return self._column([job.steps for job in self.jobs])
+        return self._column("steps")
 
     def _blocks(self, held: bool = False) -> list[tuple[Block, list[int], list[int]]]:
         """The trained rows, `by_block`."""
+        if self.crew is not None and self.columns is not None:
+            if self.crew.block is None:
+                self._train(self.crew)
+            if self.crew.block is not None:
+                rows = list(range(len(self)))
+                return [(self.crew.block, rows, rows)]
         if not held and any(job.hold for job in self.jobs):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
@@ -185,7 +299,7 @@ class Updates:
 
     def gather(self, name: str, held: bool = False) -> Tensor:
         """The same; also of held updates, which only a simulation can know."""
-        if not self.jobs:
+        if not len(self):
             return self._none
         return self._each("some", name, held)
 
@@ -215,10 +329,13 @@ class Updates:
     def weighted_sum(self, weights: ArrayLike, name: str = "delta") -> Tensor:
         """`sum_i weights[i] * row_i`, block by block, each where it is."""
         weights = np.asarray(weights, np.float64)
-        if len(self.jobs) == 1 and (result := self.jobs[0].result) is not None and not self.jobs[0].hold:
+        if len(self._jobs) == 1 and (result := self._jobs[0].result) is not None and not self._jobs[0].hold:
             return result[0].weighted_sum(name, [result[1]], weights)
-        total: Tensor | None = None
         blocks = self._blocks()
+        if len(blocks) == 1:
+            block, there, rows = blocks[0]
+            return block.weighted_sum(name, there, weights if there is rows else weights[rows])
+        total: Tensor | None = None
         for part in in_order(block.ask("weighted_sum", name, there, weights[rows]) for block, there, rows in blocks):
             total = part if total is None else total + part
         assert total is not None, "a sum over no updates"
@@ -226,7 +343,7 @@ class Updates:
 
     def norms(self, name: str = "delta") -> Tensor:
         """`[k]` Euclidean norms: the one number that also comes with a held update."""
-        return self._each("norms", name, held=True) if self.jobs else self._none[:, 0]
+        return self._each("norms", name, held=True) if len(self) else self._none[:, 0]
 
     def finite(self, name: str = "delta") -> Tensor:
         """`[k]` whether all numbers of a row are."""
