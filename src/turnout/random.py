@@ -143,10 +143,10 @@ def subset(key: IntArray, size: int, population: int, first: int | None = None) 
         draws = integers(key, count, population)
         order = np.argsort(draws, kind="stable")
         ranked = draws[order]
-        first: Any = order[np.concatenate([[True], ranked[1:] != ranked[:-1]])]
-        if len(first) >= wanted:
-            first.sort()
-            return cast(IntArray, draws[first[:wanted]])
+        new: Any = order[np.concatenate([[True], ranked[1:] != ranked[:-1]])]
+        if len(new) >= wanted:
+            new.sort()
+            return cast(IntArray, draws[new[:wanted]])
         count *= 2
 
 
