@@ -7,6 +7,8 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -334,3 +336,14 @@ def test_a_report_can_be_summed() -> None:
     total = updates.weighted_sum(weights, "loss")
     assert total.shape == ()
     assert float(total) == pytest.approx(float((updates["loss"] * torch.as_tensor(weights)).sum()))
+
+
+def test_numbers_of_their_own_may_lie_in_a_file(tmp_path: Path) -> None:
+    """Any kind of array says that clients differ; they are no crew."""
+    np.save(tmp_path / "lr.npy", np.linspace(0.1, 0.2, len(DELAYS)))
+    s, _ = server()
+    s.invite(EVERYBODY, replace(local(), lr=np.load(tmp_path / "lr.npy", mmap_mode="r")))  # type: ignore[arg-type]
+    updates = s.wait()
+    assert updates.columns is None
+    rates = {job.client: job.options["lr"] for job in updates.jobs}
+    assert rates == dict(zip(EVERYBODY, np.linspace(0.1, 0.2, len(DELAYS)).tolist(), strict=True))

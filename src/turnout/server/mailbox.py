@@ -464,9 +464,9 @@ class Mailbox(Server):
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    if np.ndarray not in map(type, vars(work).values()):
-        return work, {}
     given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    if not given:
+        return work, {}
     for name, value in given.items():
         if value.shape != (count,):
             raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
