@@ -147,6 +147,28 @@ def test_a_subset_has_distinct_members(seed: int, size: int, population: int) ->
     assert size == 0 or (drawn.min() >= 0 and drawn.max() < population)
 
 
+@given(SEEDS, st.integers(0, 100), st.integers(1, 300), st.integers(1, 2000))
+def test_subsets_drawn_ahead_are_the_same(seed: int, number: int, size: int, population: int) -> None:
+    size = min(size, population)
+    alone = random.subset(random.key(seed, "s", number), min(2 * size + 16, population), population)[:size]
+    np.testing.assert_array_equal(random.nth_subset(seed, "s", number, size, population), alone)
+
+
+def test_large_subsets_are_not_drawn_ahead() -> None:
+    size = random._SMALL + 1
+    alone = random.subset(random.key(1, "s", 5), 2 * size + 16, 100_000)[:size]
+    before = random._subsets.cache_info().currsize
+    np.testing.assert_array_equal(random.nth_subset(1, "s", 5, size, 100_000), alone)
+    assert random._subsets.cache_info().currsize == before
+
+
+def test_a_subset_is_the_callers_own() -> None:
+    first = random.nth_subset(1, "s", 0, 5, 100)
+    kept = first.copy()
+    first[:] = -1
+    np.testing.assert_array_equal(random.nth_subset(1, "s", 0, 5, 100), kept)
+
+
 def test_a_generator_is_a_function_of_its_key() -> None:
     one, same, other = (random.generator(random.key(1, "g", i)).gamma(2.0, size=5) for i in (0, 0, 1))
     np.testing.assert_array_equal(one, same)

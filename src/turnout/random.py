@@ -26,6 +26,7 @@ FloatArray = NDArray[np.float64]
 
 
 _ALL = (1 << 64) - 1
+_AHEAD, _SMALL = 32, 512  # how many subsets are drawn at once, and how large they may be
 
 
 def _signed(value: int) -> int:
@@ -148,6 +149,29 @@ def subset(key: IntArray, size: int, population: int, first: int | None = None) 
             new.sort()
             return cast(IntArray, draws[new[:wanted]])
         count *= 2
+
+
+def nth_subset(seed: int, purpose: str, number: int, size: int, population: int) -> IntArray:
+    """The first `size` of `subset(key(seed, purpose, number), 2 * size + 16, population)`. Whoever asks for one asks
+    for the next: small ones are drawn some numbers ahead, all at once."""
+    if size > _SMALL:
+        return subset(key(seed, purpose, number), min(2 * size + 16, population), population, first=size)
+    block, row = divmod(number, _AHEAD)
+    return _subsets(seed, purpose, block, size, population)[row].copy()
+
+
+@lru_cache(maxsize=4)
+def _subsets(seed: int, purpose: str, block: int, size: int, population: int) -> list[IntArray]:
+    keys = key(seed, purpose, np.arange(block * _AHEAD, (block + 1) * _AHEAD))
+    asked = min(2 * size + 16, population)
+    if 3 * asked > population:
+        return list(permutation(keys, population)[:, :size])
+    draws = integers(keys, size + size // 2 + 16, np.full(_AHEAD, population))
+    found = [np.fromiter(dict.fromkeys(row), np.int64) for row in draws.tolist()]  # without what came before
+    return [
+        new[:size] if len(new) >= size else subset(one, asked, population, first=size)
+        for one, new in zip(keys, found, strict=True)
+    ]
 
 
 def generator(keys: IntArray) -> np.random.Generator:

@@ -86,7 +86,7 @@ def test_draws_are_keyed_by_seed_and_round(sampler: Sampler) -> None:
     server = server_of(EXAMPLE_A, seed=1)
     forwards = [weights_of(sample(sampler, server, version), 4).tolist() for version in range(30)]
     server.online().contains(np.array([3, 1]))
-    server.online().sample(2, random.key(9, "somebody else"))
+    server.online().sample(2, 9, "somebody else", 0)
     backwards = [weights_of(sample(sampler, server, version), 4).tolist() for version in reversed(range(30))]
     assert forwards == backwards[::-1]
     fresh = server_of(EXAMPLE_A, seed=1)

@@ -535,6 +535,6 @@ def test_a_population_of_many_never_touches_those_who_are_not_asked() -> None:
         base.inputs, base.targets, Ragged(np.arange(n + 1), np.zeros(n, np.int32)), availability=Counting(0.5)
     )
     s = simulation(Idle(), many, evaluation=Evaluation(clients=5))
-    chosen = s.online().sample(50, np.asarray(7))
+    chosen = s.online().sample(50, 0, "anybody", 7)
     assert len(set(chosen.tolist())) == 50
     assert sum(asked) < 1000

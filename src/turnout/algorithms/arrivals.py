@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnout import random
 from turnout.algorithms.algorithm import Algorithm
 from turnout.errors import UserError, check_seconds
 from turnout.local.sgd import LocalSGD
@@ -110,7 +109,7 @@ class Arrivals(Algorithm):
 
     @staticmethod
     def _drawn(server: Server, size: int) -> IntArray:
-        return server.online().sample(size, random.key(server.seed, "concurrency", server.version))
+        return server.online().sample(size, server.seed, "concurrency", server.version)
 
     def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
         work = self.work(clients, policy, durations, server.importance)

@@ -8,8 +8,10 @@ the same kernels, and bits stay the same. Nothing is asked back from the device.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,13 +51,35 @@ def pieces(steps: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         first += count
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No garbage collection: graphs and pinned memory of earlier runs may be among it, and to free them while a stream
+    is being captured ends the process."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class Told(NamedTuple):
+    """What the device has to know of a cohort, where it finds it without asking: pinned memory that graphs read."""
+
+    head: NDArray[np.int64]  # [3] the message's number, and where models received and results are, if it has to be said
+    jobs: NDArray[np.int64]  # [4, C] of each its key, samples, steps, and where it begins in the index
+    rates: NDArray[np.float64]  # [C]
+
+
 class Call(NamedTuple):
-    """A cohort of equal clients that has been trained before: all that changes from one time to the next."""
+    """The whole training of a cohort as one graph: that of nearly every synchronous round."""
 
     work: LocalSGD  # here, so that no other takes its place
-    message: NDArray[np.int64]  # what is written
-    start: Tensor  # where the models received go
-    shape: tuple[Any, ...]  # of the graph
+    shape: tuple[Any, ...]
+    told: Told
+    start: Tensor | None  # where models received are wanted, and results are left; where the message says, if nowhere
+    moved: Tensor | None
 
 
 class GraphedSGD(PlainSGD):
@@ -66,7 +90,9 @@ class GraphedSGD(PlainSGD):
         self._known: dict[tuple[Any, ...], Call] = {}
         self._pool: Any = None
         self._indices: dict[int, tuple[NDArray[np.integer], Tensor]] = {}  # by identity: with it here and there
-        self._read = torch.cuda.Event() if inputs.is_cuda else None  # type: ignore[no-untyped-call]
+        self._messages = 0
+        self._heard = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
+        self._last_heard = self._heard.numpy()
 
     def train(
         self,
@@ -79,70 +105,110 @@ class GraphedSGD(PlainSGD):
         steps: NDArray[np.int64],
         even: bool = False,
     ) -> Tensor:
-        shared = len(models) == 1
+        shared, clients = len(models) == 1, len(keys)
         begins = models if shared else self.received(models, received)
-        name = (id(work), len(keys), int(samples.counts[0]), id(samples.pool), shared)
+        name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)
         known = self._known.get(name) if even and isinstance(samples, Picked) else None
         if known is not None:
-            self._write(known.message, keys, samples.counts, steps, samples.begin, lr)
-            known.start.copy_(begins)
-            return self._moved_by(known.shape)
+            return self._carry_out(known, begins, (keys, samples.counts, steps, samples.begin), lr)
         extent = Extent(*map(rounded, Extent.of(work, samples.counts, steps)))
         pool, begin = self._resident(samples)
-        message = self.new("message", torch.Size([5, len(keys)]), torch.int64, "cpu")
-        self._write(message.numpy(), keys, samples.counts, steps, begin, lr)
+        jobs = keys, samples.counts, steps, begin
+        message, told = self._message(clients)
 
-        def drawn() -> tuple[Course, Tensor]:
-            told = message.to(self.plan.device, non_blocking=True)
-            jobs = unpacked(told[:4], pool, extent.samples)
-            drawn = draw(work, jobs, extent, self.keyed)
-            return Course.of(drawn, steps, self.plan.dtype), told[4].view(torch.float64).to(models)
+        def drawn() -> tuple[Course, Tensor, Tensor]:
+            heard = message.to(self.plan.device, non_blocking=True)
+            self._heard.copy_(heard[:1], non_blocking=True)
+            head, rows = heard[:3], heard[3:].view(5, clients)
+            drawn = draw(work, unpacked(rows[:4], pool, extent.samples), extent, self.keyed)
+            return Course.of(drawn, steps, self.plan.dtype), rows[4].view(torch.float64).to(models), head
 
-        shape = (*message.shape, pool.data_ptr(), len(pool), *extent, work.batching, work.batch_size)
-        clients, count = len(steps), int(steps[0])
+        shape = (clients, pool.data_ptr(), len(pool), *extent, work.batching, work.batch_size)
+        count = int(steps[0])
         if steps[-1] < count or count > LONGEST or clients < rounded(clients):
-            self._seize(shape, lambda: self._kept("course", *drawn()))
+            self._tell(told, jobs, lr)
+            self._seize(shape, lambda: self._kept("course", *drawn()[:2]))
             course, rates = self._replay(shape)
-            self._note_reading()
             return self.run(models, received, rates, course._replace(steps=steps))
-        # all in one graph: that of nearly every synchronous round
-        first = self.new("start", begins.shape).copy_(begins)
-        start = first.expand(clients, -1)
+        one_kernel = self._in_one_kernel(extent.batch(work))
+        start = None if one_kernel else self.new("start", begins.shape)
+        moved = None if one_kernel else self.new("moved", torch.Size([clients, models.shape[1]]))
 
-        def whole() -> Tensor:
-            course, rates = drawn()
-            moved = self.new("moved", start.shape)
-            if self._in_one_kernel(first, course, rates, moved):
-                return moved
-            state = self.begin(start, shared, extent.batch(work) * count)
+        def body() -> None:
+            course, rates, head = drawn()
+            if start is None or moved is None:
+                self._take_all_steps(head, shared, rates, course)
+                return
+            first = start.expand(clients, -1)
+            state = self.begin(first, shared, extent.batch(work) * count)
             self._take_steps(state, rates, course)
-            return self._moved(state, start, moved)
+            self._moved(state, first, moved)
 
-        shape = (*shape, shared)
-        self._seize(shape, whole)
+        call = Call(work, (*shape, shared), told, start, moved)
+        found = self._carry_out(call, begins, jobs, lr, body)
         if even and isinstance(samples, Picked) and id(samples.pool) in self._indices and len(self._known) < KEPT:
-            self._known[name] = Call(work, message.numpy(), first, shape)
-        return self._moved_by(shape)
+            self._known[name] = call
+        return found
 
-    def _moved_by(self, shape: tuple[Any, ...]) -> Tensor:
-        """A copy of what a graph of the whole training says."""
-        moved: Tensor = self._replay(shape)
-        self._note_reading()
-        return moved.clone()
+    def _carry_out(
+        self,
+        call: Call,
+        begins: Tensor,
+        jobs: tuple[NDArray[np.int64], ...],
+        lr: float | NDArray[np.float64],
+        body: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """What the clients' parameters move by; `body` is needed the first time."""
+        start = begins.contiguous() if call.start is None else call.start.copy_(begins)
+        moved = begins.new_empty(len(jobs[0]), begins.shape[1]) if call.moved is None else call.moved
+        self._tell(call.told, jobs, lr, start.data_ptr(), moved.data_ptr())
+        if body is not None:
+            self._seize(call.shape, body)
+        self._replay(call.shape)
+        return moved if call.moved is None else moved.clone()
 
-    def _in_one_kernel(self, start: Tensor, course: Course, rates: Tensor, moved: Tensor) -> bool:
-        """All steps of a single layer that is small enough, with tf32; whether it is one."""
+    def _in_one_kernel(self, batch: int) -> bool:
+        """Whether all steps are: of a single layer that is small enough, with tf32."""
         labelled = self.targets.ndim == 1 and type(self.task) is Task
         labelled &= self.inputs.is_contiguous() and self.targets.is_contiguous()
-        if self.chain is None or not self.chain.logistic or not labelled or not moved.is_cuda or not HAS_TRITON:
+        if self.chain is None or not self.chain.logistic or not labelled or not self.inputs.is_cuda or not HAS_TRITON:
             return False
         from turnout.cohort import logistic
 
-        classes, width, batch = self.chain.outputs, self.inputs[0].numel(), course.rows.shape[2]
-        if self.plan.precision != "tf32" or not logistic.fits(width, classes, batch):
-            return False
-        logistic.train(start, self.inputs, self.targets, course, rates, classes, moved)
-        return True
+        return self.plan.precision == "tf32" and logistic.fits(self.inputs[0].numel(), self.chain.outputs, batch)
+
+    def _take_all_steps(self, head: Tensor, shared: bool, rates: Tensor, course: Course) -> None:
+        from turnout.cohort import logistic
+
+        assert self.chain is not None
+        logistic.train(head, shared, self.inputs, self.targets, course, rates, self.chain.outputs, self.task.size)
+
+    def _message(self, clients: int) -> tuple[Tensor, Told]:
+        """Room for what is said of so many."""
+        self._await_reading()
+        message = self.new("message", torch.Size([3 + 5 * clients]), torch.int64, "cpu")
+        flat = message.numpy()
+        return message, Told(flat[:3], flat[3:].reshape(5, -1)[:4], flat[3 + 4 * clients :].view(np.float64))
+
+    def _await_reading(self) -> None:
+        """Until the device has read what it was told before; as a rule it has."""
+        if self._last_heard[0] != self._messages:
+            torch.cuda.current_stream(self.plan.device).synchronize()
+
+    def _tell(
+        self,
+        told: Told,
+        jobs: tuple[NDArray[np.int64], ...],
+        lr: float | NDArray[np.float64],
+        start: int = 0,
+        moved: int = 0,
+    ) -> None:
+        self._await_reading()
+        self._messages += 1
+        told.head[:] = self._messages, start, moved
+        for room, values in zip(told.jobs, jobs, strict=True):
+            room[:] = values
+        told.rates[:] = lr
 
     def _resident(self, samples: Ragged) -> tuple[Tensor, NDArray[np.int64]]:
         """The pool of rows of these samples on the device, and where each begins: the whole population's once and for
@@ -156,26 +222,6 @@ class GraphedSGD(PlainSGD):
         if id(pool) not in self._indices:
             self._indices[id(pool)] = pool, torch.tensor(pool, device=self.plan.device)
         return self._indices[id(pool)][1], begin
-
-    def _write(
-        self,
-        message: NDArray[np.int64],
-        keys: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        steps: NDArray[np.int64],
-        begin: NDArray[np.int64],
-        lr: float | NDArray[np.float64],
-    ) -> None:
-        """`[5, C]` what the device has to know of each job, where it finds it without asking; the last are bits."""
-        if self._read is not None:
-            self._read.synchronize()  # what was written there before
-        message[0], message[1], message[2], message[3] = keys, counts, steps, begin
-        message[4].view(np.float64)[:] = lr
-
-    def _note_reading(self) -> None:
-        """The device will have read the message when it gets here."""
-        if self._read is not None:
-            self._read.record()
 
     def run(self, models: Tensor, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
         clients, parts = len(received), list(pieces(course.steps))
@@ -265,7 +311,7 @@ class GraphedSGD(PlainSGD):
         """What does it again, and where its results lie."""
         graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with _nothing_collected(), torch.cuda.graph(graph, pool=self._pool):
                 found = body()
         except RuntimeError as error:
             why = str(error).splitlines()[0]

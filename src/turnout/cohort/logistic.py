@@ -12,8 +12,7 @@ from turnout.cohort.plain_sgd import Course
 
 @triton.jit
 def _train(
-    start,
-    moved,
+    head,
     inputs,
     targets,
     rows,
@@ -30,9 +29,10 @@ def _train(
     BATCH: tl.constexpr,
     BIAS: tl.constexpr,
     SHARED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     client = tl.program_id(0).to(tl.int64)
+    start = tl.load(head + 1).to(tl.pointer_type(tl.float32))
+    moved = tl.load(head + 2).to(tl.pointer_type(tl.float32))
     d, k, b = tl.arange(0, WIDE), tl.arange(0, CLASSES), tl.arange(0, BATCH)
     received = start if SHARED else start + client * SIZE
     place, real = k[:, None] * D + d[None, :], (k[:, None] < K) & (d[None, :] < D)
@@ -44,13 +44,13 @@ def _train(
         row = tl.load(rows + batch, mask=b < B, other=0)
         counts = tl.load(weights + batch, mask=b < B, other=0.0) * lr
         x = tl.load(inputs + row[:, None] * D + d[None, :], mask=(b[:, None] < B) & (d[None, :] < D), other=0.0)
-        outputs = tl.dot(x, tl.trans(weight), input_precision=PRECISION) + bias[None, :]
+        outputs = tl.dot(x, tl.trans(weight), input_precision="tf32") + bias[None, :]
         outputs = tl.where(k[None, :] < K, outputs, float("-inf"))
         chances = tl.exp(outputs - tl.max(outputs, 1)[:, None])
         chances = chances / tl.sum(chances, 1)[:, None]
         hit = (k[None, :] == tl.load(targets + row)[:, None]).to(tl.float32)
         asked = (chances - hit) * counts[:, None]
-        weight -= tl.dot(tl.trans(asked), x, input_precision=PRECISION)
+        weight -= tl.dot(tl.trans(asked), x, input_precision="tf32")
         bias -= tl.sum(asked, 0)
     tl.store(moved + client * SIZE + place, weight - before, mask=real)
     if BIAS:
@@ -58,29 +58,29 @@ def _train(
 
 
 def train(
-    start: Tensor,
+    head: Tensor,
+    shared: bool,
     inputs: Tensor,
     targets: Tensor,
     course: Course,
     rates: Tensor,
     classes: int,
-    moved: Tensor,
+    parameters: int,
 ) -> None:
-    """Into `moved` `[C, P]` what the parameters have moved by since `start`, `[C, P]` or one for all."""
+    """`head` says where the models received are, `[C, P]` or one that all have, and where to leave `[C, P]` what the
+    parameters have moved by: one graph serves any."""
     width, (clients, stored, size) = inputs[0].numel(), course.rows.shape
     wide, padded, batch = (max(16, triton.next_power_of_2(number)) for number in (width, classes, size))
     _train[(clients,)](
-        start,
-        moved,
+        head,
         inputs,
         targets,
         course.rows.contiguous(),
         course.weights.contiguous(),
         rates,
-        *(width, classes, moved.shape[1], course.keys.shape[1], stored, size, wide, padded, batch),
-        BIAS=moved.shape[1] > classes * width,
-        SHARED=len(start) == 1,
-        PRECISION="tf32",
+        *(width, classes, parameters, course.keys.shape[1], stored, size, wide, padded, batch),
+        BIAS=parameters > classes * width,
+        SHARED=shared,
         num_warps=8,
         num_stages=1,
     )

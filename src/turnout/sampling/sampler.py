@@ -96,7 +96,7 @@ class Subset(Sampler):
         m, everybody = self.clients_per_round, server.population.mattering
         if not 1 <= m <= everybody:
             raise UserError(f"sampler.clients_per_round: {m} must be from 1 to the {everybody} clients")
-        clients = server.online().sample(m, self.key(server))
+        clients = server.online().sample(m, server.seed, "sampling", server.version)
         importance = server.importance
         all_are_members = importance is server.population.base_importance
         return Selection(

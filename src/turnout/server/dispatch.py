@@ -16,23 +16,12 @@ from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
 from turnout.server.server import Among, Keep, OnlineSet
-from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Crew, Job
+from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Costs, Crew, Job
 from turnout.task import Task
 
 FOREVER = 1 << 60  # ticks
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
 _FEW = 8  # jobs that are objects sooner than a crew
-
-
-class Costs(NamedTuple):
-    """What a job takes, by client, where nothing can go wrong."""
-
-    ticks: IntArray
-    samples: IntArray
-    steps: IntArray
-    seconds: FloatArray  # [N, 3]
-    bytes: tuple[int, int]
-    rows: list[tuple[int, int, int, tuple[float, float, float]]]  # the same, to look up one by one
 
 
 class Invitation(NamedTuple):
@@ -139,13 +128,10 @@ class Dispatch:
                 received=invitation.received[0],
                 version=invitation.versions[0],
                 sent_at=clock,
-                bytes=costs.bytes,
+                costs=costs,
                 client=ids,
                 number=invitation.numbers,
                 ends_at=clock + costs.ticks[ids],
-                samples=costs.samples[ids],
-                steps=costs.steps[ids],
-                seconds=costs.seconds[ids],
             )
         )
 

@@ -106,11 +106,13 @@ class OnlineSet:
             soonest = np.maximum(soonest, population.joined_at[ids])
         return soonest
 
-    def sample(self, size: int, key: IntArray) -> IntArray:
-        """At most `size` distinct clients that matter, all equally likely, in O(size / share online)."""
+    def sample(self, size: int, seed: int, purpose: str, number: int) -> IntArray:
+        """At most `size` distinct clients that matter, all equally likely, in O(size / share online); the seed, a
+        purpose and a number say which."""
         everybody, tried = self._population.size, 2 * size + 16
         if self._population.always_there and self._population.mattering == everybody and self._busy is None:
-            return random.subset(key, min(tried, everybody), everybody, first=size)
+            return random.nth_subset(seed, purpose, number, size, everybody)
+        key = random.key(seed, purpose, number)
         while True:
             ids = random.subset(key, min(tried, everybody), everybody)
             found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)]
@@ -389,15 +391,14 @@ class Server:
         self._open = False
         now, record = self.now, self._record
         self._record = Round(self.version + 1, now)
-        record.jobs, weights, staleness = self._jobs_of_round()
+        record.jobs, record.weights, record.staleness = self._jobs_of_round()
         record.number, record.time = self.version, now
-        record.weights, record.staleness = np.asarray(weights), np.asarray(staleness, np.int64)
-        contributed = [age for age, weight in zip(staleness, weights, strict=True) if weight]
+        contributed = record.staleness[record.weights != 0].tolist()
         record.facts = {
             **self._tally,
             "used": len(contributed),
             "heard": self._count_heard,
-            "weight": math.fsum(weights),
+            "weight": math.fsum(record.weights.tolist()),
             "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
             "staleness_max": max(contributed, default=0),
             **self._notes,
@@ -415,12 +416,13 @@ class Server:
         if self.population.changes:
             self.importance = self.population.importance_at(self.now)
 
-    def _jobs_of_round(self) -> tuple[Sequence[Job], list[float], list[int]]:
+    def _jobs_of_round(self) -> tuple[Sequence[Job], FloatArray, IntArray]:
         """Those that counted, then those that only ended; with their weights, and their staleness."""
-        weights = [weight for _, used, _ in self._used for weight in used.tolist()]
-        staleness = [age for updates, _, version in self._used for age in updates.ages(version)]
         if len(self._used) == len(self._ended) == 1 and self._used[0][0].crew is self._ended[0]:
-            return self._ended[0], weights, staleness
+            updates, used_weights, version = self._used[0]
+            return self._ended[0], used_weights, version - updates.versions
+        weights = [weight for _, used, _ in self._used for weight in used.tolist()]
+        staleness = [version - job.version for updates, _, version in self._used for job in updates.jobs]
         jobs = [job for updates, _, _ in self._used for job in updates.jobs]
         used = set(jobs)
         for job in chain(*self._ended):
@@ -428,7 +430,7 @@ class Server:
                 jobs.append(job)
                 weights.append(0.0)
                 staleness.append(max(0, self.version - 1 - job.version))
-        return jobs, weights, staleness
+        return jobs, np.array(weights, np.float64), np.array(staleness, np.int64)
 
     def _end(self, jobs: Sequence[Job]) -> None:
         """Count jobs that have just ended."""

@@ -61,6 +61,17 @@ class Job:
         return self.client, self.number
 
 
+class Costs(NamedTuple):
+    """What a job takes, by client, where nothing can go wrong."""
+
+    ticks: IntArray  # [N]
+    samples: IntArray
+    steps: IntArray
+    seconds: FloatArray  # [N, 3]
+    bytes: tuple[int, int]
+    rows: list[tuple[int, int, int, tuple[float, float, float]]]  # the same, to look up one by one
+
+
 class Columns(NamedTuple):
     """Jobs of one invitation of which all is known beforehand: what they share, and what each has of its own."""
 
@@ -68,18 +79,31 @@ class Columns(NamedTuple):
     received: Tensor
     version: int
     sent_at: int
-    bytes: tuple[int, int]
+    costs: Costs
     client: IntArray
     number: IntArray
     ends_at: IntArray
-    samples: IntArray
-    steps: IntArray
-    seconds: FloatArray  # [k, 3]
+
+    @property
+    def samples(self) -> IntArray:
+        return self.costs.samples[self.client]
+
+    @property
+    def steps(self) -> IntArray:
+        return self.costs.steps[self.client]
+
+    @property
+    def seconds(self) -> FloatArray:
+        """`[k, 3]`"""
+        return self.costs.seconds[self.client]
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return self.costs.bytes
 
     def in_order_of_arrival(self) -> Columns:
         order = np.lexsort((self.client, self.ends_at))
-        own = ("client", "number", "ends_at", "samples", "steps", "seconds")
-        return self._replace(**{name: getattr(self, name)[order] for name in own})
+        return Columns(*self[:5], self.client[order], self.number[order], self.ends_at[order])
 
     def jobs(self) -> list[Job]:
         work, received, version, begin, size = self.work, self.received, self.version, self.sent_at, self.bytes
@@ -251,13 +275,6 @@ class Updates:
     @property
     def staleness(self) -> IntArray:
         return self._version - self.versions
-
-    def ages(self, version: int) -> list[int]:
-        """Their staleness in that version."""
-        columns = self.columns
-        if columns is None:
-            return [version - job.version for job in self.jobs]
-        return [version - columns.version] * len(self)
 
     @cached_property
     def sent_at(self) -> FloatArray:
