@@ -1,6 +1,6 @@
 """What asynchrony costs: client updates a second of asynchronous against synchronous FedAvg, and of bare schedules.
 
-    python benchmarks/asynchrony.py                       # W3, W3-mlp and W2, 100 clients, F80
+    python benchmarks/asynchrony.py                       # W4, W3, W3-mlp and W2, 100 clients, F80
     python benchmarks/asynchrony.py --workload W3-mlp --json
 
 Both train the same population with the same model in one process, taking turns, full rounds with history and audit,
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    names = arguments.workload or ["W3", "W3-mlp", "W2"]
+    names = arguments.workload or ["W4", "W3", "W3-mlp", "W2"]
     found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads, arguments.repeats) for name in names}
     bare = schedules(200_000)
     if arguments.json:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from turnout.models import cnn_large, cnn_mnist, linear, mlp
+from turnout.models import cnn_cifar, cnn_large, cnn_mnist, linear, mlp
 
 
 @dataclass(frozen=True)
@@ -53,5 +53,6 @@ WORKLOADS = {
         Workload("W2", partial(linear, 784, 10), (784,), samples_per_client=60, cohort=100),
         Workload("W3", cnn_mnist, (1, 28, 28), samples_per_client=60, cohort=50),
         Workload("W3-mlp", partial(mlp, 784, [200, 200], 10), (784,), samples_per_client=60, cohort=50),
+        Workload("W4", partial(cnn_cifar, dropout=0.0), (3, 32, 32), samples_per_client=50, cohort=50),
     )
 }

@@ -38,6 +38,9 @@ GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST = np.arange(1, 4097, dtype=np.int64) * GOLDEN  # what draws add to their key
 _MUL1 = _signed(0xBF58476D1CE4E5B9)
 _MUL2 = _signed(0x94D049BB133111EB)
+# the same as arrays, which numpy takes as they are
+_ROUNDS = tuple((np.array(s, np.uint64), np.array(f & _ALL, np.uint64)) for s, f in ((30, _MUL1), (27, _MUL2)))
+_LAST_SHIFT, _GOLDEN = np.array(31, np.uint64), np.array(GOLDEN)
 
 
 def mix(x: Any) -> Any:
@@ -54,12 +57,12 @@ def _mixed(x: IntArray) -> IntArray:
         with np.errstate(over="ignore"):
             return cast(IntArray, mix(x))
     u: Any = x.view(np.uint64)
-    for shift, factor in ((30, _MUL1 & _ALL), (27, _MUL2 & _ALL)):
+    for shift, factor in _ROUNDS:
         mixed = u >> shift
         mixed ^= u
         mixed *= factor
         u = mixed
-    mixed = u >> 31
+    mixed = u >> _LAST_SHIFT
     mixed ^= u
     return cast(IntArray, mixed.view(np.int64))
 
@@ -77,7 +80,7 @@ def key(seed: int, purpose: str, *ids: ArrayLike) -> IntArray:
         if isinstance(folded, int) and isinstance(part, int):  # without the cost of an array
             folded = _signed(mix((folded ^ part) + GOLDEN))
         else:
-            folded = _mixed(np.asarray(np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + GOLDEN)
+            folded = _mixed(np.asarray(np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + _GOLDEN)
     return np.asarray(folded, np.int64)
 
 

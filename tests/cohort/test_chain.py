@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turnout import LocalSGD, Plan, Ragged, Task, UserError, models
-from turnout.cohort import trial
+from turnout.cohort import graphs, trial
 from turnout.cohort.chain import Chain
 from turnout.cohort.convolutions import FORMS
 from turnout.cohort.graphs import GraphedSGD, pieces, rounded
-from turnout.cohort.plain_sgd import PlainSGD
+from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, PlainSGD, blocks
 from turnout.cohort.train import Cohort, Jobs
 from turnout.random import key
 
@@ -177,6 +178,30 @@ def test_bfloat16_is_near() -> None:
 
 
 ASIDE = Plan(precision="float64", threads=1, convolution="patches", graphs=False)  # does again what would be replayed
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 9, 20, 21, 37, 43, 50, 100, 1001])
+def test_blocks_of_clients_are_as_equal_as_can_be(clients: int) -> None:
+    parts = blocks(clients)
+    assert [client for part in parts for client in range(clients)[part]] == list(range(clients))
+    sizes = [part.stop - part.start for part in parts]
+    assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
+    assert max(sizes) <= CLIENTS_A_BLOCK
+    assert clients == 1 or len(parts) % 2 == 0
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_during_a_capture(collects: bool) -> None:
+    """On CUDA that would end the process, if an earlier run's graphs were among it."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(ValueError, match="no graph"), graphs._nothing_collected():
+            assert not gc.isenabled()
+            raise ValueError("no graph")
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def both(model: Callable[[], nn.Module]) -> tuple[PlainSGD, GraphedSGD]:

@@ -124,6 +124,5 @@ def test_a_client_that_joins_later_does_not_disturb_the_draws_of_others() -> Non
     everybody = simulation(algorithm("fedavg"), population()).online()
     late = replace(population(), joined_at=np.array([0, 0, 0, 0, 0, 0, 0, 9.0]))
     most = simulation(algorithm("fedavg"), late).online()
-    draw = key(1, "who")
-    first = [client for client in everybody.sample(8, draw).tolist() if client != 7]
-    assert most.sample(8, draw).tolist() == first
+    first = [client for client in everybody.sample(8, 1, "who", 0).tolist() if client != 7]
+    assert most.sample(8, 1, "who", 0).tolist() == first

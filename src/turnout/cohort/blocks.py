@@ -55,12 +55,11 @@ class Block(Mapping[str, Tensor]):
             total = self[name][rows[0]] * float(weights[0])
             return total
         values = self.some(name, rows)
-        matrix = values.reshape(len(values), -1)
         if values.is_cuda:
-            total = torch.matmul(_sent(weights.tobytes(), values.dtype, values.device), matrix)
+            row = _sent(weights.tobytes(), values.dtype, values.device)
         else:
-            total = torch.mm(torch.as_tensor(weights, dtype=values.dtype)[None], matrix)[0]
-        return total.view(values.shape[1:])
+            row = torch.as_tensor(weights, dtype=values.dtype)[None]
+        return torch.mm(row, values.reshape(len(values), -1)).view(values.shape[1:])
 
     def norms(self, name: str, rows: list[int]) -> Tensor:
         """`[len(rows)]` Euclidean norms."""
@@ -84,8 +83,8 @@ class Block(Mapping[str, Tensor]):
 
 @lru_cache(maxsize=8)
 def _sent(weights: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a device, without waiting for what it has to do before. Rounds of equal clients have the same weights."""
-    return torch.tensor(np.frombuffer(weights), dtype=dtype).pin_memory().to(device, non_blocking=True)
+    """`[1, k]` on a device, without waiting for what it has to do before. Rounds of equal clients have the same."""
+    return torch.tensor(np.frombuffer(weights)[None], dtype=dtype).pin_memory().to(device, non_blocking=True)
 
 
 def in_order(answers: Iterable[Answer]) -> Iterator[Tensor]:

@@ -32,7 +32,7 @@ from turnout.task import KeyedDropout, Task
 
 PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 GATHER_AT_ONCE = 64 << 20  # bytes
-CLIENTS_A_BLOCK = 5  # that a thread convolves one after the other
+CLIENTS_A_BLOCK = 10  # at most, that a thread convolves together
 
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
@@ -150,15 +150,13 @@ class PlainSGD:
         if self.chain is None or not self.chain.convolves:
             self._block(self.received(models, received), len(models) == 1, lr, course, moved)
             return moved
-        size = min(CLIENTS_A_BLOCK, -(-clients // 4))
 
-        def block(start: int) -> None:
-            part = slice(start, start + size)
+        def block(part: slice) -> None:
             own = lr[part] if isinstance(lr, Tensor) else lr
             self._block(self.received(models, received[part]), len(models) == 1, own, course.some(part), moved[part])
 
         with threads(1):
-            list(self._workers.map(torch.no_grad()(block), range(0, clients, size)))
+            list(self._workers.map(torch.no_grad()(block), blocks(clients)))
         return moved
 
     @cached_property
@@ -273,6 +271,13 @@ class PlainSGD:
                 for layer, gradient in zip(own.values(), gradients, strict=True):
                     layer.add_(gradient, alpha=-lr)
         return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
+
+
+def blocks(clients: int) -> list[slice]:
+    """An even number of blocks of clients, as equal as can be: two threads end at about the same time. It does not
+    depend on how many threads there are, and so no bit does."""
+    count = min(clients, -(-clients // (2 * CLIENTS_A_BLOCK)) * 2)
+    return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
 
 
 def take(pool: Tensor, rows: Tensor) -> Tensor:
