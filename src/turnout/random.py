@@ -80,8 +80,13 @@ def key(seed: int, purpose: str, *ids: ArrayLike) -> IntArray:
         if isinstance(folded, int) and isinstance(part, int):  # without the cost of an array
             folded = _signed(mix((folded ^ part) + GOLDEN))
         else:
-            folded = _mixed(np.asarray(np.asarray(folded, np.int64) ^ np.asarray(part, np.int64)) + _GOLDEN)
+            folded = fold(np.asarray(folded, np.int64), np.asarray(part, np.int64))
     return np.asarray(folded, np.int64)
+
+
+def fold(keys: IntArray, ids: IntArray) -> IntArray:
+    """Keys with one more id: `key(seed, purpose, a, b)` is `fold(key(seed, purpose, a), b)`."""
+    return _mixed(np.asarray(keys ^ ids) + _GOLDEN)
 
 
 def bits(keys: ArrayLike, count: int) -> IntArray:

@@ -6,7 +6,7 @@ A block is asked, not taken apart: sums and norms are computed where its rows ar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -43,12 +43,13 @@ class Block(Mapping[str, Tensor]):
         """What a method of this class will say; on another machine it is under way at once."""
         return partial(getattr(self, method), *arguments)
 
-    def some(self, name: str, rows: list[int]) -> Tensor:
+    def some(self, name: str, rows: Sequence[int]) -> Tensor:
         """`[len(rows), ...]` these rows, without a copy if they are all."""
         values = self[name]
-        return values if rows == list(range(len(values))) else values[rows]
+        everybody = range(len(values))
+        return values if rows == everybody or list(rows) == list(everybody) else values[list(rows)]
 
-    def weighted_sum(self, name: str, rows: list[int], weights: NDArray[np.float64]) -> Tensor:
+    def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
         """`sum_i weights[i] * row_i` over these rows."""
         total: Tensor
         if len(rows) == 1:
@@ -61,24 +62,24 @@ class Block(Mapping[str, Tensor]):
             row = torch.as_tensor(weights, dtype=values.dtype)[None]
         return torch.mm(row, values.reshape(len(values), -1)).view(values.shape[1:])
 
-    def norms(self, name: str, rows: list[int]) -> Tensor:
+    def norms(self, name: str, rows: Sequence[int]) -> Tensor:
         """`[len(rows)]` Euclidean norms."""
         norms: Tensor = self.some(name, rows).flatten(1).norm(dim=1)
         return norms
 
-    def finite(self, name: str, rows: list[int]) -> Tensor:
+    def finite(self, name: str, rows: Sequence[int]) -> Tensor:
         """`[len(rows)]` whether all numbers of a row are."""
         return torch.isfinite(self.some(name, rows)).flatten(1).all(dim=1)
 
-    def put(self, name: str, rows: list[int], values: Tensor) -> Block:
+    def put(self, name: str, rows: Sequence[int], values: Tensor) -> Block:
         """Replace these rows, for all who refer to them."""
         here = self[name]
-        self._vectors[name] = here.index_copy(0, torch.tensor(rows, device=here.device), values.to(here))
+        self._vectors[name] = here.index_copy(0, torch.tensor(list(rows), device=here.device), values.to(here))
         return self
 
-    def take(self, rows: list[int]) -> Block:
+    def take(self, rows: Sequence[int]) -> Block:
         """A block of these rows alone."""
-        return Block({name: values[rows] for name, values in self._vectors.items()})
+        return Block({name: values[list(rows)] for name, values in self._vectors.items()})
 
 
 @lru_cache(maxsize=8)

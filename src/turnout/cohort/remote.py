@@ -147,7 +147,7 @@ class RemoteBlock(Block):
         self._engine, self._held, self._names, self._home, self._rows = engine, held, names, home, rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.some(name, list(range(self._rows)))
+        return self.some(name, range(self._rows))
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._names, *self._home))
@@ -164,26 +164,26 @@ class RemoteBlock(Block):
             return self._home.ask(method, *arguments)
         return self._engine.ask(self._held, method, *arguments)
 
-    def some(self, name: str, rows: list[int]) -> Tensor:
+    def some(self, name: str, rows: Sequence[int]) -> Tensor:
         return self.ask("some", name, rows)()
 
-    def weighted_sum(self, name: str, rows: list[int], weights: NDArray[np.float64]) -> Tensor:
+    def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
         return self.ask("weighted_sum", name, rows, weights)()
 
-    def norms(self, name: str, rows: list[int]) -> Tensor:
+    def norms(self, name: str, rows: Sequence[int]) -> Tensor:
         return self.ask("norms", name, rows)()
 
-    def finite(self, name: str, rows: list[int]) -> Tensor:
+    def finite(self, name: str, rows: Sequence[int]) -> Tensor:
         return self.ask("finite", name, rows)()
 
-    def put(self, name: str, rows: list[int], values: Tensor) -> Block:
+    def put(self, name: str, rows: Sequence[int], values: Tensor) -> Block:
         if name in self._home:
             self._home.put(name, rows, values)
         else:
             self._engine.change(self._held, self._held, "put", name, rows, values.cpu())
         return self
 
-    def take(self, rows: list[int]) -> Block:
+    def take(self, rows: Sequence[int]) -> Block:
         fewer = self._engine.hold(self._held.order, self._held.changes)
         self._engine.change(self._held, fewer, "take", rows)
         return RemoteBlock(self._engine, fewer, self._names, self._home.take(rows), len(rows))

@@ -146,8 +146,7 @@ class Mailbox(Server):
             raise UserError(f"invite: client {lowest if lowest < 0 else highest} is not in the population")
         if len(set(clients)) < len(clients):
             raise UserError("invite: a client is named twice; a client works on one job at a time")
-        busy = ids[self._busy[ids]]
-        if len(busy):
+        if self.in_flight and len(busy := ids[self._busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
     def _check_transform(self, work: LocalSGD, among: Among | None) -> None:

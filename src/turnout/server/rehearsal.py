@@ -43,7 +43,7 @@ def _no_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
 class _Zeros(Block):
     """One row of nothing, which is everybody's: sums of it are it."""
 
-    def weighted_sum(self, name: str, rows: list[int], weights: FloatArray) -> Tensor:
+    def weighted_sum(self, name: str, rows: Sequence[int], weights: FloatArray) -> Tensor:
         return self[name][0]
 
 

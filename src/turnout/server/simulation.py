@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, cast
 
@@ -209,7 +210,7 @@ class Simulation(Mailbox):
         at = np.array([job.starts_at for job in jobs]) / self._ticks
         order = Jobs(
             work,
-            random.key(self.seed, "local work", clients, batches),
+            random.fold(self._work_keys[clients], batches),
             jobs[0].received[None] if len(models) == 1 else torch.stack([model for _, model in models.values()]),
             received,
             self.population.samples(clients, at),
@@ -225,7 +226,7 @@ class Simulation(Mailbox):
         clients, count = columns.client, len(crew)
         order = Jobs(
             columns.work,
-            random.key(self.seed, "local work", clients, columns.number),
+            random.fold(self._work_keys[clients], columns.number),
             columns.received[None],
             np.zeros(count, np.int64),
             self.population.samples(clients, np.full(count, columns.sent_at / self._ticks)),
@@ -239,6 +240,11 @@ class Simulation(Mailbox):
             return
         for rows, *blocks in results:
             self._attach([crew.jobs[row] for row in rows], *blocks)
+
+    @cached_property
+    def _work_keys(self) -> IntArray:
+        """Of each client; with the number of a job it is the randomness of that."""
+        return random.key(self.seed, "local work", self.population.ids)
 
     def _attach(self, jobs: list[Job], payload: Block, state: Block = _NOTHING, kept: Block = _NOTHING) -> None:
         """Give each job its row of what was trained."""

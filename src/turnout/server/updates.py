@@ -292,13 +292,13 @@ class Updates:
     def steps(self) -> IntArray:
         return self._column("steps")
 
-    def _blocks(self, held: bool = False) -> list[tuple[Block, list[int], list[int]]]:
+    def _blocks(self, held: bool = False) -> list[Part]:
         """The trained rows, `by_block`."""
         if self.crew is not None and self.columns is not None:
             if self.crew.block is None:
                 self._train(self.crew)
             if self.crew.block is not None:
-                rows = list(range(len(self)))
+                rows = range(len(self))
                 return [(self.crew.block, rows, rows)]
         if not held and any(job.hold for job in self.jobs):
             raise UserError(
@@ -372,11 +372,15 @@ class Updates:
         return torch.mm(values, values.T)
 
 
-def by_block(results: Sequence[tuple[Block, int]]) -> list[tuple[Block, list[int], list[int]]]:
-    """Rows of several blocks, block by block: (block, rows of the block in order, their places in the list)."""
+Part = tuple[Block, Sequence[int], Sequence[int]]  # a block, some of its rows in order, and whose they are
+
+
+def by_block(results: Sequence[tuple[Block, int]]) -> list[Part]:
+    """Rows of several blocks, block by block, with their places in the list."""
     rows = [row for _, row in results]
-    if rows == list(range(len(rows))) and len({id(block) for block, _ in results}) == 1:
-        return [(results[0][0], rows, rows)]
+    everybody = range(len(rows))
+    if rows == list(everybody) and len({id(block) for block, _ in results}) == 1:
+        return [(results[0][0], everybody, everybody)]
     places: dict[int, list[int]] = {}
     for here, (block, _) in enumerate(results):
         places.setdefault(id(block), []).append(here)
