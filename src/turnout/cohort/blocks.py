@@ -60,7 +60,8 @@ class Block(Mapping[str, Tensor]):
             row = _sent(weights.tobytes(), values.dtype, values.device)
         else:
             row = torch.as_tensor(weights, dtype=values.dtype)[None]
-        return torch.mm(row, values.reshape(len(values), -1)).view(values.shape[1:])
+        matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
+        return torch.mm(row, matrix).view(values.shape[1:])
 
     def norms(self, name: str, rows: Sequence[int]) -> Tensor:
         """`[len(rows)]` Euclidean norms."""

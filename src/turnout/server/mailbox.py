@@ -140,11 +140,11 @@ class Mailbox(Server):
             observer.on_invite(self, jobs)
 
     def _check_invited(self, ids: IntArray) -> None:
-        clients = ids.tolist()
-        lowest, highest = min(clients), max(clients)
+        ordered = np.sort(ids) if len(ids) > 1 else ids
+        lowest, highest = ordered[0], ordered[-1]
         if lowest < 0 or highest >= self.population.size:
             raise UserError(f"invite: client {lowest if lowest < 0 else highest} is not in the population")
-        if len(set(clients)) < len(clients):
+        if len(ids) > 1 and (ordered[1:] == ordered[:-1]).any():
             raise UserError("invite: a client is named twice; a client works on one job at a time")
         if self.in_flight and len(busy := ids[self._busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")

@@ -227,7 +227,7 @@ class Simulation(Mailbox):
         order = Jobs(
             columns.work,
             random.fold(self._work_keys[clients], columns.number),
-            columns.received[None],
+            columns.received.unsqueeze(0),
             np.zeros(count, np.int64),
             self.population.samples(clients, np.full(count, columns.sent_at / self._ticks)),
             {},
