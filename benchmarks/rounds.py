@@ -1,6 +1,6 @@
 """Milliseconds a server round: Turnout beside the plain loop of `plain_loop.py`, in one run, with peak memory.
 
-    python benchmarks/rounds.py                                  # W1, W2, W3, W3-mlp on the CPU
+    python benchmarks/rounds.py                                  # all workloads, on the CPU
     python benchmarks/rounds.py --workload W2 --rounds 30 --json
     python benchmarks/rounds.py --device cuda --precision tf32
     python benchmarks/rounds.py --workload million               # a million clients, ten rounds

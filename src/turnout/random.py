@@ -26,7 +26,7 @@ FloatArray = NDArray[np.float64]
 
 
 _ALL = (1 << 64) - 1
-_AHEAD, _SMALL = 32, 512  # how many subsets are drawn at once, and how large they may be
+_AHEAD, _SMALL = 32, 256  # how many subsets are drawn at once, and how large they may be
 
 
 def _signed(value: int) -> int:
@@ -160,8 +160,8 @@ def subset(key: IntArray, size: int, population: int, first: int | None = None) 
 
 
 def nth_subset(seed: int, purpose: str, number: int, size: int, population: int) -> IntArray:
-    """The first `size` of `subset(key(seed, purpose, number), 2 * size + 16, population)`. Whoever asks for one asks
-    for the next: small ones are drawn some numbers ahead, all at once."""
+    """The first `size` of `subset(key(seed, purpose, number), 2 * size + 16, population)`, or of all there are. Whoever
+    asks for one asks for the next: small ones are drawn some numbers ahead, all at once."""
     if size > _SMALL:
         return subset(key(seed, purpose, number), min(2 * size + 16, population), population, first=size)
     block, row = divmod(number, _AHEAD)

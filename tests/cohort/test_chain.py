@@ -187,7 +187,7 @@ def test_blocks_of_clients_are_as_equal_as_can_be(clients: int) -> None:
     sizes = [part.stop - part.start for part in parts]
     assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
     assert max(sizes) <= CLIENTS_A_BLOCK
-    assert clients == 1 or len(parts) % 2 == 0
+    assert len(parts) == clients or len(parts) % 4 == 0
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -261,6 +261,24 @@ def test_equal_clients_known_from_before(batching: str) -> None:
         given = (*given[:5], samples, works[0].num_steps(samples.counts), True)
         with torch.no_grad():  # one that is not in the index first, which does not take its place
             assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+
+
+@pytest.mark.parametrize("steps", [[3] * 8, [3] * 33, [5, 5, 4, 4, 1]], ids=["one graph", "pieces", "uneven"])
+def test_no_message_counts_as_read_before_it_is(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next one would be written over it; also where a graph was just captured, which reads it too."""
+    whole, graphed = both(wide)
+    replay, unread = GraphedSGD._replay, list[bool]()
+
+    def watched(self: GraphedSGD, shape: Any) -> Any:
+        unread.append(self._last_heard[0] != self._messages)
+        return replay(self, shape)
+
+    monkeypatch.setattr(GraphedSGD, "_replay", watched)
+    for _ in range(3):
+        before = len(unread)
+        compare(whole, graphed, steps, 0.1)
+        assert unread[before]  # by the first graph of a cohort
+    assert graphed._last_heard[0] == graphed._messages
 
 
 def test_a_client_without_steps_does_not_move() -> None:

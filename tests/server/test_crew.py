@@ -82,6 +82,52 @@ def run(looking: Looking) -> tuple[torch.Tensor, float, dict[str, Any], dict[str
     return s.model, s.now, tables, audit.findings.as_dict(), efficiency.findings
 
 
+class Writing(Observer):
+    """Writes into what it was shown."""
+
+    def __init__(self) -> None:
+        self.weights: Any = None
+        self.records: list[Round] = []
+
+    def on_step(self, server: Server, updates: Any, weights: Any) -> Any:
+        self.weights = weights
+        updates.versions[:] = 7
+        return weights
+
+    def on_round(self, server: Server, record: Round) -> None:
+        self.weights[:] = 5.0
+        self.records.append(record)
+
+
+def test_a_record_is_nobody_elses() -> None:
+    writing = Writing()
+    people = population(tuple(4 for _ in DELAYS), devices=devices.table(DELAYS))
+    Simulation(Task(mlp), people, FedAvg(local()), stopping=Stopping(4), observers=[writing]).run()
+    assert together(writing.records[-1].jobs) is not None
+    for record in writing.records:
+        assert record.weights.sum() == pytest.approx(1.0)
+        assert not record.staleness.any()
+        assert record.facts["staleness_mean"] == 0.0
+
+
+def test_a_table_keeps_nothing_but_its_rows() -> None:
+    """What jobs cost is known of all clients, and is let go with the jobs."""
+    s, work = server()
+    history = History()
+    s.observers = [history]
+    for _ in range(2):
+        s.invite(EVERYBODY, work)
+        s.step(s.wait(), np.full(len(DELAYS), 0.1))
+        s._close_round()
+    assert history.jobs is not None
+    assert s._dispatch._of_last is not None
+    kept = weakref.ref(s._dispatch._of_last.seconds)
+    del s
+    gc.collect()
+    assert kept() is None
+    assert len(history.jobs.read()["client"]) == 3 * len(DELAYS)
+
+
 @pytest.mark.parametrize("when", ["invite", "step", "round"])
 def test_whoever_looks_changes_nothing(when: str) -> None:
     looking = Looking(when)

@@ -2,8 +2,8 @@
 
 A graph has fixed shapes and addresses. So a cohort is trained in pieces: some steps of the first so many clients, whose
 number is rounded up to one of few; clients that are done or that there are not count nothing. All graphs work in one
-space. Which pieces there are follows from the cohort alone, never from what was captured before: a resumed run replays
-the same kernels, and bits stay the same. Nothing is asked back from the device.
+space, or where a message says. Which pieces there are follows from the cohort alone, never from what was captured
+before: a resumed run replays the same kernels, and bits stay the same. Nothing is asked back from the device.
 """
 
 from __future__ import annotations
@@ -121,13 +121,14 @@ class GraphedSGD(PlainSGD):
             self._heard.copy_(heard[:1], non_blocking=True)
             head, rows = heard[:3], heard[3:].view(5, clients)
             drawn = draw(work, unpacked(rows[:4], pool, extent.samples), extent, self.keyed)
-            return Course.of(drawn, steps, self.plan.dtype), rows[4].view(torch.float64).to(models), head
+            return Course.of(drawn, steps, self.plan.dtype), rows[4].view(torch.float64).to(self.plan.dtype), head
 
         shape = (clients, pool.data_ptr(), len(pool), *extent, work.batching, work.batch_size)
         count = int(steps[0])
         if steps[-1] < count or count > LONGEST or clients < rounded(clients):
             self._tell(told, jobs, lr)
-            self._seize(shape, lambda: self._kept("course", *drawn()[:2]))
+            if self._seize(shape, lambda: self._kept("course", *drawn()[:2])):
+                self._tell(told, jobs, lr)
             course, rates = self._replay(shape)
             return self.run(models, received, rates, course._replace(steps=steps))
         one_kernel = self._in_one_kernel(extent.batch(work))
@@ -159,11 +160,15 @@ class GraphedSGD(PlainSGD):
         body: Callable[[], None] | None = None,
     ) -> Tensor:
         """What the clients' parameters move by; `body` is needed the first time."""
-        start = begins.contiguous() if call.start is None else call.start.copy_(begins)
-        moved = begins.new_empty(len(jobs[0]), begins.shape[1]) if call.moved is None else call.moved
+        start = (
+            begins.to(self.inputs.device, self.plan.dtype).contiguous()
+            if call.start is None
+            else call.start.copy_(begins)
+        )
+        moved = start.new_empty(len(jobs[0]), start.shape[1]) if call.moved is None else call.moved
         self._tell(call.told, jobs, lr, start.data_ptr(), moved.data_ptr())
-        if body is not None:
-            self._seize(call.shape, body)
+        if body is not None and self._seize(call.shape, body):
+            self._tell(call.told, jobs, lr, start.data_ptr(), moved.data_ptr())
         self._replay(call.shape)
         return moved if call.moved is None else moved.clone()
 
@@ -192,7 +197,7 @@ class GraphedSGD(PlainSGD):
 
     def _await_reading(self) -> None:
         """Until the device has read what it was told before; as a rule it has."""
-        if self._last_heard[0] != self._messages:
+        if self._last_heard[0] != self._messages and self.inputs.is_cuda:
             torch.cuda.current_stream(self.plan.device).synchronize()
 
     def _tell(
@@ -296,16 +301,19 @@ class GraphedSGD(PlainSGD):
         inputs = take(self.inputs, course.rows.transpose(0, 1)).to(self.precision)
         return inputs, self.chain.aim(targets, course.weights, lr)
 
-    def _seize(self, shape: tuple[Any, ...], body: Callable[[], Any]) -> None:
-        """Capture what looks and leaves things in the common space only, unless that was done before; it is run once,
-        for libraries to set themselves up."""
+    def _seize(self, shape: tuple[Any, ...], body: Callable[[], Any]) -> bool:
+        """Capture what looks and leaves things only where it will find them again, unless that was done before. It is
+        run once, for libraries to set themselves up: it has read its message then, and has to be told again."""
         if shape in self._captured:
-            return
+            return False
         body()
         self._captured[shape] = self._capture(body) if self.plan.graphs else (body, body())
         if len(self._captured) > KEPT:
             self._captured.popitem(last=False)
             self._known.clear()
+        if self.inputs.is_cuda:
+            torch.cuda.current_stream(self.plan.device).synchronize()
+        return True
 
     def _capture(self, body: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
         """What does it again, and where its results lie."""

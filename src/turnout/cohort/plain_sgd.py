@@ -32,7 +32,7 @@ from turnout.task import KeyedDropout, Task
 
 PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 GATHER_AT_ONCE = 64 << 20  # bytes
-CLIENTS_A_BLOCK = 10  # at most, that a thread convolves together
+CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
 
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
@@ -274,9 +274,9 @@ class PlainSGD:
 
 
 def blocks(clients: int) -> list[slice]:
-    """An even number of blocks of clients, as equal as can be: two threads end at about the same time. It does not
-    depend on how many threads there are, and so no bit does."""
-    count = min(clients, -(-clients // (2 * CLIENTS_A_BLOCK)) * 2)
+    """A multiple of four blocks of clients, where there are as many, as equal as can be: two or four threads end at
+    about the same time. It does not depend on how many threads there are, and so no bit does."""
+    count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from turnout.files import write_durably
 from turnout.observe.observer import NO_FACTS, Observer, Round
 from turnout.random import FloatArray, IntArray
-from turnout.server.updates import ARRIVED, Costs, together
+from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -27,6 +27,7 @@ _JOB_COLUMNS = (
     "round", "client", "job", "outcome", "weight", "version", "staleness", "sent_at", "ended_at", "samples", "steps",
     "progress", "download_seconds", "compute_seconds", "upload_seconds", "bytes_down", "bytes_up",
 )  # fmt: skip
+_OF_A_CREW = ("version", "sent_at", "bytes", "client", "number", "ends_at", "samples", "steps", "seconds")
 _NO_SECONDS, _NO_BYTES = (0.0, 0.0, 0.0), (0, 0)
 _FLUSH_ROWS = 50_000
 
@@ -144,19 +145,22 @@ def _crew_columns(
     weights: FloatArray,
     staleness: IntArray,
     ticks: int,
+    *,
     version: int,
     sent_at: int,
-    costs: Costs,
+    bytes: tuple[int, int],
     client: IntArray,
     number: IntArray,
     ends_at: IntArray,
+    samples: IntArray,
+    steps: IntArray,
+    seconds: FloatArray,
 ) -> Iterator[Any]:
     """The values of a round's jobs, in the order of `_JOB_COLUMNS`."""
     count = len(client)
     yield from ([round_number] * count, client, number, [ARRIVED] * count, weights, [version] * count, staleness)
-    yield from ([sent_at / ticks] * count, ends_at / ticks)
-    yield from (costs.samples[client], costs.steps[client], [1.0] * count)
-    yield from (*costs.seconds[client].T, *([size] * count for size in costs.bytes))
+    yield from ([sent_at / ticks] * count, ends_at / ticks, samples, steps, [1.0] * count)
+    yield from (*seconds.T, *([size] * count for size in bytes))
 
 
 class History(Observer):
@@ -188,8 +192,8 @@ class History(Observer):
         crew = together(record.jobs)
         if crew is not None:
             weights, staleness = record.weights.copy(), record.staleness.copy()
-            facts = crew[2:]  # a model is not kept for the sake of a table
-            columns = partial(_crew_columns, number, weights, staleness, ticks, *facts)
+            facts = {name: getattr(crew, name) for name in _OF_A_CREW}  # a model is not kept for the sake of a table
+            columns = partial(_crew_columns, number, weights, staleness, ticks, **facts)
             self.jobs.extend(_JOB_COLUMNS, len(record.jobs), columns)
             return
         rows = [

@@ -420,7 +420,9 @@ class Server:
         """Those that counted, then those that only ended; with their weights, and their staleness."""
         if len(self._used) == len(self._ended) == 1 and self._used[0][0].crew is self._ended[0]:
             updates, used_weights, version = self._used[0]
-            return self._ended[0], used_weights, version - updates.versions
+            columns = updates.columns
+            if columns is not None:
+                return self._ended[0], used_weights.copy(), np.full(len(updates), version - columns.version)
         weights = [weight for _, used, _ in self._used for weight in used.tolist()]
         staleness = [version - job.version for updates, _, version in self._used for job in updates.jobs]
         jobs = [job for updates, _, _ in self._used for job in updates.jobs]
