@@ -19,7 +19,7 @@ from turnout.cohort import graphs, trial
 from turnout.cohort.chain import Chain
 from turnout.cohort.convolutions import FORMS
 from turnout.cohort.graphs import GraphedSGD, pieces, rounded
-from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, PlainSGD, blocks
+from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, Assignment, PlainSGD, blocks
 from turnout.cohort.train import Cohort, Jobs
 from turnout.random import key
 
@@ -224,17 +224,21 @@ def test_pieces_of_padded_cohorts_equal_the_whole(model: Callable[[], nn.Module]
         clients, steps = np.arange(len(sizes)), np.sort(work.num_steps(sizes))[::-1].copy()
         samples = Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(sizes.sum()) % POOL)
         begin = torch.stack([task.initial, 1.2 * task.initial])[: 1 + len(sizes) % 2] * (1 + 0.1 * turn)
-        given = (work, begin, clients % len(begin), 0.1 + 0.01 * turn, key(3, "x", clients, turn), samples, steps)
+        given = Assignment(
+            work, begin, clients % len(begin), 0.1 + 0.01 * turn, key(3, "x", clients, turn), samples, steps
+        )
         with torch.no_grad():
-            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+            assert distance(graphed.train(given), whole.train(given)) <= 1e-12
 
 
 def compare(whole: PlainSGD, graphed: GraphedSGD, steps: list[int], lr: float | NDArray[np.float64]) -> None:
     clients, work = np.arange(len(steps)), LocalSGD(0.1, steps=1, batch_size=4)
     samples = Ragged(np.arange(len(steps) + 1) * 9, np.arange(len(steps) * 9) % POOL)
-    given = (work, whole.task.initial[None], np.zeros_like(clients), lr, key(3, "x", clients), samples, np.array(steps))
+    given = Assignment(
+        work, whole.task.initial[None], np.zeros_like(clients), lr, key(3, "x", clients), samples, np.array(steps)
+    )
     with torch.no_grad():
-        torch.testing.assert_close(graphed.train(*given), whole.train(*given), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(graphed.train(given), whole.train(given), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("batching", ["epochs", "full"])
@@ -252,15 +256,15 @@ def test_equal_clients_known_from_before(batching: str) -> None:
         begin, received = (torch.cat([models, 2 * models]), clients % 2) if many else (models, 0 * clients)
         lr: Any = 0.1 * (1 + turn) if turn % 6 else np.linspace(0.1, 0.2, len(clients))
         steps = work.num_steps(samples.counts)
-        given = (work, begin, received, lr, key(3, "x", clients, turn), samples, steps, True)
+        given = Assignment(work, begin, received, lr, key(3, "x", clients, turn), samples, steps, True)
         with torch.no_grad():
-            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+            assert distance(graphed.train(given), whole.train(given)) <= 1e-12
     assert graphed._known
-    given = (works[0], models, np.zeros(6, int), 0.1, key(3, "x", np.arange(6)), index, steps, True)
+    last = Assignment(works[0], models, np.zeros(6, int), 0.1, key(3, "x", np.arange(6)), index, steps, True)
     for samples in (Ragged(index.offsets[:7], index.values), index.pick(np.arange(6)[::-1])):
-        given = (*given[:5], samples, works[0].num_steps(samples.counts), True)
+        given = last._replace(samples=samples, steps=works[0].num_steps(samples.counts))
         with torch.no_grad():  # one that is not in the index first, which does not take its place
-            assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
+            assert distance(graphed.train(given), whole.train(given)) <= 1e-12
 
 
 @pytest.mark.parametrize("steps", [[3] * 8, [3] * 33, [5, 5, 4, 4, 1]], ids=["one graph", "pieces", "uneven"])

@@ -478,9 +478,9 @@ def counted(server: Simulation) -> list[int]:
     sizes: list[int] = []
     train = server.cohort.train
 
-    def counting(jobs: Any, keep_params: bool = False) -> Any:
+    def counting(jobs: Any, *options: bool) -> Any:
         sizes.append(len(jobs.keys))
-        return train(jobs, keep_params)
+        return train(jobs, *options)
 
     server.cohort.train = counting  # type: ignore[method-assign]
     return sizes

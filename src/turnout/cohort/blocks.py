@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.cohort.background import Late
 from turnout.local.sgd import Named
 
 Answer = Callable[[], Tensor]
@@ -21,12 +22,18 @@ _AHEAD = 8  # answers on their way at once
 
 
 class Block(Mapping[str, Tensor]):
-    """Vectors by name, `[k, ...]`, a row a job."""
+    """Vectors by name, `[k, ...]`, a row a job; rows may come late, and are waited for when they are asked for."""
 
-    def __init__(self, vectors: Named) -> None:
-        self._vectors = vectors
+    def __init__(self, vectors: Named, late: Late | None = None) -> None:
+        self._vectors, self._late = vectors, late
 
     def __getitem__(self, name: str) -> Tensor:
+        return self._with(name)
+
+    def _with(self, name: str, rows: Sequence[int] | None = None) -> Tensor:
+        """All rows of a vector, of which these are there, or all."""
+        if self._late is not None:
+            self._late.wait(rows)
         return self._vectors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -45,7 +52,7 @@ class Block(Mapping[str, Tensor]):
 
     def some(self, name: str, rows: Sequence[int]) -> Tensor:
         """`[len(rows), ...]` these rows, without a copy if they are all."""
-        values = self[name]
+        values = self._with(name, rows)
         everybody = range(len(values))
         return values if rows == everybody or list(rows) == list(everybody) else values[list(rows)]
 
@@ -53,7 +60,7 @@ class Block(Mapping[str, Tensor]):
         """`sum_i weights[i] * row_i` over these rows."""
         total: Tensor
         if len(rows) == 1:
-            total = self[name][rows[0]] * float(weights[0])
+            total = self._with(name, rows)[rows[0]] * float(weights[0])
             return total
         values = self.some(name, rows)
         if values.is_cuda:
@@ -80,7 +87,7 @@ class Block(Mapping[str, Tensor]):
 
     def take(self, rows: Sequence[int]) -> Block:
         """A block of these rows alone."""
-        return Block({name: values[list(rows)] for name, values in self._vectors.items()})
+        return Block({name: self._with(name, rows)[list(rows)] for name in self._vectors})
 
 
 @lru_cache(maxsize=8)

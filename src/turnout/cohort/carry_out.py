@@ -11,7 +11,9 @@ from turnout.cohort.train import Cohort, Jobs, Trained
 from turnout.local import transforms
 
 
-def carry_out(cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: bool = False) -> Trained:
+def carry_out(
+    cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: bool = False, may_be_late: bool = False
+) -> Trained:
     """Train at the learning rate of the versions received, then transform the updates. The jobs' state is all that
     their clients keep, transforms' too."""
     work, options, task = jobs.work, jobs.options, cohort.task
@@ -19,7 +21,8 @@ def carry_out(cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: 
         options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
     own = {name: jobs.state[name] for name in work.state_shapes(task)}
     alike = options is jobs.options and len(own) == len(jobs.state)
-    trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params)
+    may_be_late &= not work.transform
+    trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params, may_be_late)
     if not work.transform or "delta" not in trained.payload:
         return trained
     coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)

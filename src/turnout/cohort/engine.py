@@ -27,11 +27,18 @@ class Engine:
         self.cohort = cohort
 
     def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
-        trained = carry_out(self.cohort, jobs, versions, keep_params)
-        return [Results(range(len(jobs.keys)), Block(trained.payload), Block(trained.state), Block(trained.local))]
+        trained = carry_out(self.cohort, jobs, versions, keep_params, may_be_late=True)
+        rows: Sequence[int] = range(len(jobs.keys)) if trained.order is None else trained.order.tolist()
+        return [Results(rows, Block(trained.payload, trained.late), Block(trained.state), Block(trained.local))]
+
+    @property
+    def server_threads(self) -> int:
+        """How many threads the server's own kernels have."""
+        return self.cohort.server_threads
 
     def close(self) -> None:
         """Let go of what was started for it."""
+        self.cohort.close()
 
 
 def engine_for(cohort: Cohort, plan: Plan) -> Engine:

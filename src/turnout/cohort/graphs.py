@@ -22,7 +22,7 @@ from torch import Tensor
 from turnout.cohort.batches import Extent, draw, unpacked
 from turnout.cohort.chain import Aim
 from turnout.cohort.convolutions import HAS_TRITON
-from turnout.cohort.plain_sgd import Course, PlainSGD, State, take
+from turnout.cohort.plain_sgd import Assignment, Course, PlainSGD, State, take
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.local.sgd import Batch, LocalSGD
@@ -94,17 +94,8 @@ class GraphedSGD(PlainSGD):
         self._heard = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
         self._last_heard = self._heard.numpy()
 
-    def train(
-        self,
-        work: LocalSGD,
-        models: Tensor,
-        received: NDArray[np.int64],
-        lr: float | NDArray[np.float64],
-        keys: NDArray[np.int64],
-        samples: Ragged,
-        steps: NDArray[np.int64],
-        even: bool = False,
-    ) -> Tensor:
+    def train(self, assigned: Assignment) -> Tensor:
+        work, models, received, lr, keys, samples, steps, even, *_ = assigned
         shared, clients = len(models) == 1, len(keys)
         begins = models if shared else self.received(models, received)
         name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)

@@ -9,8 +9,8 @@ steps one after another, each by what the samples count for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from turnout.cohort.background import Background, Late
 from turnout.cohort.batches import Drawn, Extent, draw, packed
 from turnout.cohort.chain import Chain, Factored
 from turnout.cohort.plan import Plan
@@ -108,6 +109,21 @@ class State:
         )
 
 
+class Assignment(NamedTuple):
+    """What C clients are to do, sorted by their number of steps. Client i starts from `models[received[i]]`."""
+
+    work: LocalSGD
+    models: Tensor  # [V, P]
+    received: NDArray[np.int64]  # [C]
+    lr: float | NDArray[np.float64]  # one for all, or [C]
+    keys: NDArray[np.int64]  # [C]
+    samples: Ragged  # C rows
+    steps: NDArray[np.int64]  # [C], descending
+    even: bool = False  # whether all have as many samples, and take as many steps
+    at_once: int = sys.maxsize  # clients that there is memory for
+    ahead: bool = False  # whether some are not waited for yet
+
+
 class PlainSGD:
     """Carries plain local SGD out for a task, on pools of samples."""
 
@@ -116,25 +132,31 @@ class PlainSGD:
         self.chain = None if plan.kernels == "general" else Chain.of(task, plan.convolution)
         self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
+        self.background = Background()
 
-    def train(
-        self,
-        work: LocalSGD,
-        models: Tensor,
-        received: NDArray[np.int64],
-        lr: float | NDArray[np.float64],
-        keys: NDArray[np.int64],
-        samples: Ragged,
-        steps: NDArray[np.int64],
-        even: bool = False,
-    ) -> Tensor:
-        """`run` on what jobs with these keys see of their samples; `even` says that all have as many, and take as many
-        steps."""
+    def train(self, assigned: Assignment) -> Tensor:
+        """`[C, P]` what every client's parameters have moved by."""
+        course, lr = self._drawing(assigned), self.rate(assigned.lr)
+        if not self.by_blocks:
+            return self.run(assigned.models, assigned.received, lr, course(slice(None)))
+        with threads(1):
+            moved, late = self.begin_training(assigned)
+            late.wait()
+        return moved
+
+    def begin_training(self, assigned: Assignment) -> tuple[Tensor, Late]:
+        """The same by blocks of clients, and when its rows will be there; the caller keeps to one thread until then."""
+        workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
+        parts = blocks(len(assigned.received), assigned.ahead)
+        course, lr = self._drawing(assigned), self.rate(assigned.lr)
+        return self._by_blocks(assigned.models, assigned.received, lr, course, parts, workers)
+
+    def _drawing(self, assigned: Assignment) -> Callable[[slice], Course]:
+        """What some of the jobs see of their samples."""
+        work, keys, samples, steps = assigned.work, assigned.keys, assigned.samples, assigned.steps
         extent = Extent.of(work, samples.counts, steps)
         jobs = packed(keys, samples, steps, extent.samples).to(self.plan.device)
-        return self.run(
-            models, received, self.rate(lr), Course.of(draw(work, jobs, extent, self.keyed), steps, self.plan.dtype)
-        )
+        return lambda part: Course.of(draw(work, jobs[part], extent, self.keyed), steps[part], self.plan.dtype)
 
     def rate(self, lr: float | NDArray[np.float64]) -> float | Tensor:
         """A learning rate for all, or that of each, where the steps are taken."""
@@ -145,24 +167,39 @@ class PlainSGD:
     def run(self, models: Tensor, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
         """`[C, P]` what every client's parameters have moved by. Client i starts from `models[received[i]]`; `lr` is a
         number or `[C]`."""
-        clients = len(received)
-        moved = models.new_empty(clients, models.shape[1])
-        if self.chain is None or not self.chain.convolves:
-            self._block(self.received(models, received), len(models) == 1, lr, course, moved)
+        if self.by_blocks:
+            with threads(1):
+                parts = blocks(len(received))
+                moved, late = self._by_blocks(models, received, lr, course.some, parts, self.plan.threads)
+                late.wait()
             return moved
-
-        def block(part: slice) -> None:
-            own = lr[part] if isinstance(lr, Tensor) else lr
-            self._block(self.received(models, received[part]), len(models) == 1, own, course.some(part), moved[part])
-
-        with threads(1):
-            list(self._workers.map(torch.no_grad()(block), blocks(clients)))
+        moved = models.new_empty(len(received), models.shape[1])
+        self._block(self.received(models, received), len(models) == 1, lr, course, moved)
         return moved
 
     @cached_property
-    def _workers(self) -> ThreadPoolExecutor:
-        # asked for the number of threads, a thread also tells the libraries that it has
-        return ThreadPoolExecutor(self.plan.threads, initializer=torch.get_num_threads)
+    def by_blocks(self) -> bool:
+        """Whether blocks of clients are trained by threads of their own, one-thread kernels each: that pays with
+        convolutions."""
+        return self.plan.device == "cpu" and self.chain is not None and self.chain.convolves
+
+    def _by_blocks(
+        self,
+        models: Tensor,
+        received: NDArray[np.int64],
+        lr: float | Tensor,
+        course: Callable[[slice], Course],
+        parts: Sequence[slice],
+        workers: int,
+    ) -> tuple[Tensor, Late]:
+        """`run` with the course of each block, under way."""
+        moved = models.new_empty(len(received), models.shape[1])
+
+        def block(part: slice) -> None:
+            own = lr[part] if isinstance(lr, Tensor) else lr
+            self._block(self.received(models, received[part]), len(models) == 1, own, course(part), moved[part])
+
+        return moved, self.background.spread(block, parts, workers)
 
     @staticmethod
     def received(models: Tensor, received: NDArray[np.int64]) -> Tensor:
@@ -273,9 +310,12 @@ class PlainSGD:
         return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
 
 
-def blocks(clients: int) -> list[slice]:
+def blocks(clients: int, ahead: bool = False) -> list[slice]:
     """A multiple of four blocks of clients, where there are as many, as equal as can be: two or four threads end at
-    about the same time. It does not depend on how many threads there are, and so no bit does."""
+    about the same time. Where work goes `ahead` nobody waits for the last, and blocks are as large as they may be. It
+    does not depend on how many threads there are, and so no bit does."""
+    if ahead:
+        return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
     count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
 

@@ -221,6 +221,10 @@ class RemoteEngine(Engine):
         for each in self._held:
             each.worker = None
 
+    @property
+    def server_threads(self) -> int:
+        return self.cohort.plan.threads
+
     def hold(self, order: Order, changes: Sequence[Change] = ()) -> _Held:
         held = _Held(next(self._numbers), order, list(changes))
         self._held.add(held)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,10 +23,11 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from turnout.cohort import plain_sgd, trial
+from turnout.cohort.background import Late
 from turnout.cohort.batches import Drawn, Extent, draw, packed
 from turnout.cohort.graphs import GraphedSGD
 from turnout.cohort.memory import keep_freed_memory
-from turnout.cohort.plain_sgd import Course, PlainSGD, take
+from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, take
 from turnout.cohort.plan import Plan
 from turnout.cohort.threads import threads
 from turnout.local import reports
@@ -49,6 +50,7 @@ class Jobs:
     samples: Ragged  # k rows: indices into the pool
     options: dict[str, NDArray[np.float64]]  # [k] numbers of the work that differ between clients
     state: Named  # [k, ...]
+    ahead: bool = False  # whether some of them are not waited for yet
 
     def take(self, rows: NDArray[np.int64]) -> Jobs:
         picked = torch.as_tensor(rows, device=self.models.device)
@@ -66,18 +68,20 @@ class Size(NamedTuple):
     """How much there is to do in a cohort."""
 
     steps: NDArray[np.int64]  # [C]
-    limit: int  # clients of one call
+    limit: int  # clients that there is memory for at once
     even: bool  # whether all have as many samples and do as many steps
     plain: bool  # whether there is nothing to it but the steps of plain SGD
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Results by name, row for row as the jobs were given."""
+    """Results by name, row for row as the jobs were given, unless an order is named."""
 
     payload: Named  # [k, ...]
     state: Named  # [k, ...]
     local: Named  # {"params": [k, P']} what the clients end up with, if asked for
+    late: Late | None = None  # rows of the payload that are still being computed
+    order: NDArray[np.int64] | None = None  # the job of each row
 
 
 def _rows(tree: Any, rows: slice) -> Any:
@@ -128,13 +132,37 @@ class Cohort:
         """On the engine's device, in its precision."""
         return tensor.to(self.plan.device, self.plan.dtype if tensor.is_floating_point() else None)
 
-    @torch.no_grad()
-    def train(self, jobs: Jobs, keep_params: bool = False) -> Trained:
-        """Run every job to its end."""
-        with self._device():
-            return self._train(jobs, keep_params)
+    @property
+    def works_ahead(self) -> bool:
+        """Whether clients are trained by threads of their own, while the server goes on."""
+        return self._plain.by_blocks and self.plan.engine == "sequential"
 
-    def _train(self, jobs: Jobs, keep_params: bool) -> Trained:
+    @property
+    def server_threads(self) -> int:
+        """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
+        wait for each other."""
+        return 1 if self.works_ahead else self.plan.threads
+
+    @contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """For what is worth them; what is still being trained comes first."""
+        self._plain.background.finish()
+        with threads(self.plan.threads):
+            yield
+
+    def close(self) -> None:
+        """Call off what is still to be trained."""
+        self._plain.background.call_off()
+
+    @torch.no_grad()
+    def train(self, jobs: Jobs, keep_params: bool = False, may_be_late: bool = False) -> Trained:
+        """Run every job to its end. What `may_be_late`, for a caller with one thread, can still be under way then, and
+        in another order."""
+        may_be_late &= self.works_ahead and torch.get_num_threads() == 1
+        with self._device():
+            return self._train(jobs, keep_params, may_be_late)
+
+    def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
         size = self._size(jobs)
         run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
         if size.plain:
@@ -142,11 +170,18 @@ class Cohort:
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
-        if in_order and len(order) <= size.limit:
+        by_blocks = size.plain and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
+        a_call = len(order) if by_blocks else size.limit  # blocks keep within the limit themselves
+        if may_be_late and by_blocks and size.steps.any() and not keep_params:
+            if not in_order:
+                jobs, size = jobs.take(order), size._replace(steps=size.steps[order])
+            delta, late = self._plain.begin_training(self._assignment(jobs, size))
+            return Trained({"delta": delta}, {}, {}, late, None if in_order else order)
+        if in_order and len(order) <= a_call:
             return Trained(*run(jobs, size, keep_params))
         parts = []
-        for start in range(0, len(order), size.limit):
-            rows = order[start : start + size.limit]
+        for start in range(0, len(order), a_call):
+            rows = order[start : start + a_call]
             parts.append(run(jobs.take(rows), size._replace(steps=size.steps[rows]), keep_params))
         joined = parts[0] if len(parts) == 1 else tree_map(lambda *x: torch.cat(x), *parts)
         if not in_order:
@@ -183,12 +218,24 @@ class Cohort:
         """One for all, or `[C]`."""
         return jobs.options.get("lr", jobs.work.lr)
 
+    def _assignment(self, jobs: Jobs, size: Size) -> Assignment:
+        return Assignment(
+            jobs.work,
+            jobs.models,
+            jobs.received,
+            self._lr(jobs),
+            jobs.keys,
+            jobs.samples,
+            size.steps,
+            size.even,
+            size.limit,
+            jobs.ahead,
+        )
+
     def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
         if steps[0]:
-            delta = self._plain.train(
-                jobs.work, jobs.models, jobs.received, self._lr(jobs), jobs.keys, jobs.samples, steps, size.even
-            )
+            delta = self._plain.train(self._assignment(jobs, size))
         else:
             delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
         payload = {"delta": delta}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from turnout.cohort.chain import Chain
 from turnout.cohort.convolutions import FORMS, HAS_TRITON
 from turnout.cohort.graphs import GraphedSGD
+from turnout.cohort.plain_sgd import Assignment
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.files import write_text
@@ -76,11 +77,12 @@ def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
     times = []
     work, steps = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), np.full(CLIENTS, STEPS)
+    assigned = Assignment(work, task.initial[None], np.zeros(CLIENTS, int), 0.0, clients, samples, steps)
     for _ in range(1 + REPEATS):  # once to capture
         torch.cuda.synchronize()
         begin = time.perf_counter()
         try:
-            sgd.train(work, task.initial[None], np.zeros(CLIENTS, int), 0.0, clients, samples, steps)
+            sgd.train(assigned)
             torch.cuda.synchronize()
         except (RuntimeError, UserError):  # no memory for it, or no such kernel
             return math.inf

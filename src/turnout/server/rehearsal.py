@@ -58,7 +58,7 @@ class Rehearsal(Simulation):
         for alike in by_work(missing) if missing else ():
             self._train_alike(alike)
 
-    def _train_alike(self, jobs: list[Job]) -> None:
+    def _train_alike(self, jobs: list[Job], ahead: bool = False) -> None:
         def zeros(shapes: dict[str, tuple[int, ...]], rows: int) -> dict[str, Tensor]:
             zero = torch.zeros((), dtype=self.plan.dtype, device=self.plan.device)
             return {name: zero.expand(rows, *shape) for name, shape in shapes.items()}

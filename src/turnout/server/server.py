@@ -314,7 +314,8 @@ class Server:
         if rule is None or not weights.sum() > 0:
             return updates.weighted_sum(weights)
         rows, total = updates.deltas, float(weights.sum())
-        return total * rule(rows, torch.as_tensor(weights / total).to(rows))
+        with self.cohort.all_threads():
+            return total * rule(rows, torch.as_tensor(weights / total).to(rows))
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
@@ -461,9 +462,14 @@ class Server:
         for observer in self.observers:
             observer.on_event(self, event)
 
+    @property
+    def _threads(self) -> int:
+        """How many the server's own kernels have."""
+        return self.plan.threads
+
     def run(self) -> Server:
         """Begin (unless resumed) and run to the end."""
-        with threads(self.plan.threads), torch.no_grad():
+        with threads(self._threads), torch.no_grad():
             for observer in self.observers:
                 observer.on_start(self)
             if not self.begun:
@@ -524,8 +530,9 @@ class Server:
         if population.central is not None and self._served_by(False) is None:
             inputs, targets = self.central
             chunk = next(iter(self._evaluators.values())).chunk
-            for name, sample in sample_measures(self.task, model, inputs, targets, chunk).items():
-                measures[f"central_{name}"] = float(sample.mean())
+            with self.cohort.all_threads():
+                central = sample_measures(self.task, model, inputs, targets, chunk)
+            measures |= {f"central_{name}": float(sample.mean()) for name, sample in central.items()}
         return measures
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
@@ -550,9 +557,10 @@ class Server:
         return values
 
     def _serve(self, evaluator: Evaluator, model: Tensor, personal: Personal | None) -> dict[str, FloatArray]:
-        if personal is None:
-            return evaluator.global_model(model)
-        return evaluator.personal_models(personal, model, self.store)
+        with self.cohort.all_threads():
+            if personal is None:
+                return evaluator.global_model(model)
+            return evaluator.personal_models(personal, model, self.store)
 
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
         adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()

@@ -1,7 +1,8 @@
 """The server in virtual time: an event queue, and local work computed only when its result is needed.
 
 An in-flight job depends only on the model it received, so nothing is trained until an algorithm looks at an update;
-then *all* in-flight jobs are trained with it in one call. Asynchronous methods batch as well as synchronous ones.
+then *all* in-flight jobs are trained with it in one call. Asynchronous methods batch as well as synchronous ones. Where
+threads of their own train clients, the server goes on as soon as what it has asked for is there.
 """
 
 from __future__ import annotations
@@ -197,10 +198,11 @@ class Simulation(Mailbox):
             jobs += sorted(ahead, key=lambda job: (job.ends_at, job.client))[: max(0, room)]
         self._trained = True
         for alike in by_work(jobs):
-            self._train_alike(alike)
+            self._train_alike(alike, ahead=len(jobs) > len(missing))
 
-    def _train_alike(self, jobs: list[Job]) -> None:
-        """Train jobs that share their local work: one cohort, possibly from different versions."""
+    def _train_alike(self, jobs: list[Job], ahead: bool = False) -> None:
+        """Train jobs that share their local work: one cohort, possibly from different versions. Some are not needed
+        yet, where it is `ahead`."""
         work = jobs[0].work
         clients = np.array([job.client for job in jobs], np.int64)
         models: dict[int, tuple[int, Tensor]] = {}
@@ -216,6 +218,7 @@ class Simulation(Mailbox):
             self.population.samples(clients, at),
             options,
             self.store.get(work.stored_shapes(self.task), clients),
+            ahead,
         )
         keep_params = self.algorithm.clients_keep == "models"
         for rows, *blocks in self._engine.carry_out(order, [job.version for job in jobs], keep_params):
@@ -235,7 +238,7 @@ class Simulation(Mailbox):
         )
         self._trained = True
         results = self._engine.carry_out(order, [columns.version] * count, keep_params=False)
-        if len(results) == 1:
+        if len(results) == 1 and isinstance(results[0].rows, range):
             crew.block = results[0].payload
             return
         for rows, *blocks in results:
@@ -291,6 +294,10 @@ class Simulation(Mailbox):
             self._trained = False
         if self._unsettled:
             self._train(list(self._unsettled.values()))
+
+    @property
+    def _threads(self) -> int:
+        return self._engine.server_threads
 
     def run(self) -> Server:
         try:

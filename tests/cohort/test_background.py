@@ -1,0 +1,260 @@
+"""Clients trained by threads of their own: the server goes on, and not a bit depends on who computes what when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import SIZES, conv, images, local
+from turnout import AsyncFedAvg, FedAvg, FedBuff, Full, LocalSGD, Plan, Simulation, Stopping, Task, devices, random
+from turnout.cohort.background import Background
+from turnout.cohort.engine import Engine
+from turnout.cohort.plain_sgd import PlainSGD
+from turnout.cohort.threads import threads
+from turnout.cohort.train import Cohort, Jobs
+
+PATIENCE = 30  # seconds until a thread that waits in vain gives up
+
+
+class Table:
+    """Rows that get their number when they are computed."""
+
+    def __init__(self, rows: int, before: Callable[[int], None] = lambda _: None) -> None:
+        self.rows, self.before, self.begun = torch.full((rows,), -1), before, list[int]()
+
+    def compute(self, part: slice) -> None:
+        self.begun.append(part.start)
+        self.before(part.start)
+        self.rows[part] = torch.arange(part.start, part.stop)
+
+
+PARTS = [slice(0, 2), slice(2, 4), slice(4, 6)]
+
+
+def test_a_caller_has_its_rows_while_others_are_being_computed() -> None:
+    begun, asked_for = threading.Event(), threading.Event()
+
+    def slow(first: int) -> None:
+        if first == 0:
+            begun.set()
+            assert asked_for.wait(PATIENCE), "the caller waits for rows it has not asked for"
+
+    table, background = Table(6, slow), Background()
+    late = background.spread(table.compute, PARTS, 2)
+    assert begun.wait(PATIENCE)
+    late.wait([3, 5])
+    assert table.rows.tolist() == [-1, -1, 2, 3, 4, 5]
+    asked_for.set()
+    late.wait()
+    assert table.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    background.call_off()
+
+
+def test_with_one_thread_rows_are_computed_when_they_are_asked_for() -> None:
+    table = Table(6)
+    late = Background().spread(table.compute, PARTS, 1)
+    assert table.begun == []
+    late.wait([5])
+    late.wait([4, 2])
+    assert table.begun == [4, 2]
+    late.wait()
+    late.wait()
+    assert table.begun == [4, 2, 0]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_what_went_wrong_is_raised_where_it_is_asked_for_and_every_time(width: int) -> None:
+    def fail(first: int) -> None:
+        if first == 2:
+            raise ValueError("no such sample")
+
+    background = Background()
+    table = Table(6, fail)
+    late = background.spread(table.compute, PARTS, width)
+    late.wait([0])
+    background.finish()
+    late.wait([4])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such sample"):
+            late.wait([1, 3])
+    with pytest.raises(ValueError, match="no such sample"):
+        late.wait()
+    background.call_off()
+
+
+def test_who_wants_what_was_called_off_computes_it() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first_of_all(first: int) -> None:
+        if first == 0:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+    table, background = Table(6, first_of_all), Background()
+    late = background.spread(table.compute, PARTS, 2)
+    assert begun.wait(PATIENCE)
+    threading.Timer(0, go_on.set).start()
+    background.call_off()  # waits for what has begun
+    assert table.rows.tolist() == [0, 1, -1, -1, -1, -1]
+    late.wait([2])
+    assert table.rows.tolist() == [0, 1, 2, 3, -1, -1]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+def test_kernels_have_one_thread_each() -> None:
+    seen, background = list[int](), Background()
+    with threads(2):
+        with threads(1):
+            table = Table(6, lambda _: seen.append(torch.get_num_threads()))
+            background.spread(table.compute, PARTS, 3).wait()
+            background.finish()
+        assert torch.get_num_threads() == 2
+    assert seen == [1, 1, 1]
+    background.call_off()
+
+
+def cohort(plan: Plan, sizes: tuple[int, ...] = SIZES) -> tuple[Cohort, Jobs]:
+    """Of unequal clients, from two versions."""
+    task, people, clients = Task(conv, seed=3), images(sizes), np.arange(len(sizes))
+    models = torch.stack([task.initial, 1.1 * task.initial])
+    keys = random.key(3, "x", clients)
+    jobs = Jobs(local(), keys, models, clients % 2, people.train.rows(clients), {}, {})
+    return Cohort(task, people.inputs, people.targets, plan.resolve(task)), jobs
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (9,) * 20])
+def test_each_job_has_its_own_row(sizes: tuple[int, ...]) -> None:
+    whole, jobs = cohort(Plan(threads=2), sizes)
+    expected = whole.train(jobs).payload["delta"]
+    with threads(1):
+        found = Engine(whole).carry_out(jobs, [0] * len(sizes), False)
+        for rows, block, *_ in found:
+            assert block._late is not None
+            for here, row in reversed(list(enumerate(rows))):
+                assert torch.equal(block.some("delta", [here])[0], expected[row])
+    whole.close()
+
+
+def test_a_caller_with_more_threads_waits() -> None:
+    whole, jobs = cohort(Plan(threads=2))
+    with threads(2):
+        assert whole.train(jobs, may_be_late=True).late is None
+    with threads(1):
+        assert whole.train(jobs, may_be_late=True).late is not None
+    whole.close()
+
+
+def test_all_threads_are_free_before_the_server_takes_them() -> None:
+    whole, jobs = cohort(Plan(threads=2))
+    with threads(1):
+        late = whole.train(jobs, may_be_late=True).late
+        assert late is not None
+        with whole.all_threads():
+            assert torch.get_num_threads() == 2
+            assert all(part.there for part in late._parts)
+        assert torch.get_num_threads() == 1
+    whole.close()
+
+
+@pytest.mark.parametrize(("at_once", "width"), [(8, 1), (16, 2), (31, 3), (1000, 4)])
+def test_no_more_threads_than_there_is_memory_for_their_clients(at_once: int, width: int) -> None:
+    whole, jobs = cohort(Plan(threads=4), (9,) * 20)
+    assigned = whole._assignment(jobs, whole._size(jobs)._replace(limit=at_once))
+    with threads(1):
+        moved, late = whole._plain.begin_training(assigned)
+        late.wait()
+    assert whole._plain.background._width == width
+    assert torch.equal(moved, whole.train(jobs).payload["delta"])
+    whole.close()
+
+
+def asynchronous(work: LocalSGD) -> Any:
+    return AsyncFedAvg(work)
+
+
+def buffered(work: LocalSGD) -> Any:
+    return FedBuff(work, buffer_size=3, mode="restart")
+
+
+def synchronous(work: LocalSGD) -> Any:
+    return FedAvg(work, Full())
+
+
+def simulation(algorithm: Callable[[LocalSGD], Any], plan: Plan, sizes: tuple[int, ...], rounds: int) -> Simulation:
+    people = images(sizes, devices=devices.fx(80, len(sizes)))
+    return Simulation(Task(conv, seed=3), people, algorithm(local()), stopping=Stopping(rounds), plan=plan)
+
+
+@pytest.mark.parametrize("sizes", [(*SIZES, 5, 9), (9,) * 10], ids=["unequal", "equal"])
+@pytest.mark.parametrize("algorithm", [asynchronous, buffered, synchronous])
+def test_neither_threads_nor_waiting_change_a_bit(
+    algorithm: Callable[[LocalSGD], Any], sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [simulation(algorithm, Plan(threads=count), sizes, 25).run().model for count in (1, 2, 3)]
+    train = Cohort.train
+
+    def at_once(self: Cohort, jobs: Jobs, keep_params: bool = False, _may_be_late: bool = False) -> Any:
+        return train(self, jobs, keep_params)
+
+    monkeypatch.setattr(Cohort, "train", at_once)
+    models.append(simulation(algorithm, Plan(threads=2), sizes, 25).run().model)
+    assert all(torch.equal(model, models[0]) for model in models[1:3])
+    if len(set(sizes)) == 1:
+        assert torch.equal(models[3], models[0])
+    torch.testing.assert_close(models[3], models[0])  # rows that are not in order are summed in another one
+
+
+def test_what_was_trained_ahead_is_there_after_a_run() -> None:
+    """Also what nobody had begun when it ended."""
+    server = simulation(asynchronous, Plan(threads=2), (9,) * 10, 25)
+    server.run()
+    assert server.cohort._plain.background._pool is None
+    ahead = [job for job in server._in_flight.values() if job.result is not None]
+    assert ahead
+    for job in ahead:
+        assert job.result is not None
+        block, row = job.result
+        assert bool(block.some("delta", [row]).isfinite().all())
+
+
+def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is held up with clients that come later until the server has used the first."""
+    holding, used, whole = threading.Event(), threading.Event(), PlainSGD._block
+
+    def block(self: PlainSGD, *arguments: Any) -> None:
+        first = arguments[-1].storage_offset() == 0
+        if not first and threading.current_thread() is threading.main_thread():
+            assert holding.wait(PATIENCE)
+        elif not first:
+            holding.set()
+            assert used.wait(PATIENCE), "the server waits for clients it does not need yet"
+        whole(self, *arguments)
+
+    monkeypatch.setattr(PlainSGD, "_block", block)
+    server = simulation(asynchronous, Plan(threads=2), (9,) * 10, 25)
+    step, during = server.step, list[bool]()
+
+    def stepped(*arguments: Any) -> Any:
+        counted = step(*arguments)
+        assert holding.wait(PATIENCE)
+        during.append(not used.is_set())
+        used.set()
+        return counted
+
+    monkeypatch.setattr(server, "step", stepped)
+    server.run()
+    assert during == [True] + [False] * 24
+
+
+def test_a_client_that_cannot_be_trained_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("no such sample")
+
+    monkeypatch.setattr(PlainSGD, "_block", fails)
+    with pytest.raises(ValueError, match="no such sample"):
+        simulation(asynchronous, Plan(threads=2), (9,) * 10, 25).run()
