@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +14,28 @@ import pytest
 import torch
 
 from support import SIZES, conv, images, local
-from turnout import AsyncFedAvg, FedAvg, FedBuff, Full, LocalSGD, Plan, Simulation, Stopping, Task, devices, random
+from turnout import (
+    AsyncFedAvg,
+    FedAvg,
+    FedBuff,
+    Full,
+    LocalSGD,
+    Observer,
+    Plan,
+    Server,
+    Simulation,
+    Stopping,
+    Task,
+    devices,
+    random,
+)
 from turnout.cohort.background import Background
+from turnout.cohort.blocks import Block
 from turnout.cohort.engine import Engine
 from turnout.cohort.plain_sgd import PlainSGD
 from turnout.cohort.threads import threads
 from turnout.cohort.train import Cohort, Jobs
+from turnout.observe.observer import Round
 
 PATIENCE = 30  # seconds until a thread that waits in vain gives up
 
@@ -77,8 +96,9 @@ def test_what_went_wrong_is_raised_where_it_is_asked_for_and_every_time(width: i
     table = Table(6, fail)
     late = background.spread(table.compute, PARTS, width)
     late.wait([0])
-    background.finish()
     late.wait([4])
+    with pytest.raises(ValueError, match="no such sample"):
+        background.finish()
     for _ in range(2):
         with pytest.raises(ValueError, match="no such sample"):
             late.wait([1, 3])
@@ -106,16 +126,93 @@ def test_who_wants_what_was_called_off_computes_it() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
-def test_kernels_have_one_thread_each() -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_kernels_have_one_thread_each_whoever_computes(width: int) -> None:
     seen, background = list[int](), Background()
+    table = Table(6, lambda _: seen.append(torch.get_num_threads()))
     with threads(2):
         with threads(1):
-            table = Table(6, lambda _: seen.append(torch.get_num_threads()))
-            background.spread(table.compute, PARTS, 3).wait()
-            background.finish()
+            late = background.spread(table.compute, PARTS, width)
+        late.wait()
         assert torch.get_num_threads() == 2
     assert seen == [1, 1, 1]
     background.call_off()
+
+
+def test_rows_that_are_there_do_not_make_others_needed() -> None:
+    table = Table(6)
+    late = Background().spread(table.compute, PARTS, 1)
+    late.wait([2])
+    late.wait([3, 2])
+    late.wait([4])
+    late.wait([3, 5])
+    assert table.begun == [2, 4]
+
+
+def test_rows_that_nobody_waits_for_any_more_are_not_computed() -> None:
+    """And what they would have needed is let go of."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first_of_all(first: int) -> None:
+        if first == 0:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+    table, background = Table(6, first_of_all), Background()
+    kept = weakref.ref(table)
+    late = background.spread(table.compute, PARTS, 2)
+    assert begun.wait(PATIENCE)
+    del late
+    go_on.set()
+    background.finish()
+    assert table.begun == [0]
+    del table
+    background.spread(Table(2).compute, PARTS[:1], 2).wait()
+    assert kept() is None
+    background.call_off()
+
+
+def test_an_interrupt_leaves_rows_to_be_computed() -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(_: int) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    table = Table(6, interrupted)
+    late = Background().spread(table.compute, PARTS, 1)
+    with pytest.raises(KeyboardInterrupt):
+        late.wait([2])
+    late.wait()
+    assert table.rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_threads_that_cannot_be_started_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, calls = ThreadPoolExecutor.submit, list[int]()
+
+    def refused(self: ThreadPoolExecutor, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("can't start new thread")
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
+    table, background = Table(6), Background()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        background.spread(table.compute, PARTS, 4)
+    background.spread(table.compute, PARTS, 3).wait()
+    assert table.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    background.call_off()
+
+
+def test_a_block_is_not_waited_for_to_say_what_it_has() -> None:
+    table = Table(6)
+    block = Block({"delta": table.rows}, Background().spread(table.compute, PARTS, 1))
+    assert "delta" in block
+    assert "loss" not in block
+    assert (block.rows, len(block), list(block), table.begun) == (6, 1, ["delta"], [])
+    assert block.take([3]).some("delta", [0]).tolist() == [3]
+    assert table.begun == [2]
 
 
 def cohort(plan: Plan, sizes: tuple[int, ...] = SIZES) -> tuple[Cohort, Jobs]:
@@ -216,10 +313,29 @@ def test_what_was_trained_ahead_is_there_after_a_run() -> None:
     assert server.cohort._plain.background._pool is None
     ahead = [job for job in server._in_flight.values() if job.result is not None]
     assert ahead
-    for job in ahead:
-        assert job.result is not None
-        block, row = job.result
-        assert bool(block.some("delta", [row]).isfinite().all())
+    server._train_alike(again := [replace(job, result=None) for job in ahead])
+    with threads(2):
+        for one, two in zip(ahead, again, strict=True):
+            assert one.result is not None
+            assert two.result is not None
+            rows = [block.some("delta", [row]) for block, row in (one.result, two.result)]
+            torch.testing.assert_close(*rows, rtol=1e-5, atol=1e-7)
+            assert bool(rows[0].any())
+
+
+class Looks(Observer):
+    def on_round(self, server: Server, _record: Round) -> None:
+        server.clients()
+
+
+def test_a_look_at_the_clients_changes_no_bit() -> None:
+    """It uses all threads, when nothing is under way any more."""
+    people, models = images((9,) * 40, devices=devices.fx(80, 40)), []
+    for observers in ([], [Looks()]):
+        task, plan = Task(conv, seed=3), Plan(threads=2)
+        run = Simulation(task, people, asynchronous(local()), stopping=Stopping(60), plan=plan, observers=observers)
+        models.append(run.run().model)
+    assert torch.equal(*models)
 
 
 def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +352,7 @@ def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.Monkey
         whole(self, *arguments)
 
     monkeypatch.setattr(PlainSGD, "_block", block)
-    server = simulation(asynchronous, Plan(threads=2), (9,) * 10, 25)
+    server = simulation(asynchronous, Plan(threads=2), (9,) * 26, 25)
     step, during = server.step, list[bool]()
 
     def stepped(*arguments: Any) -> Any:

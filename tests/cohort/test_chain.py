@@ -188,6 +188,9 @@ def test_blocks_of_clients_are_as_equal_as_can_be(clients: int) -> None:
     assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
     assert max(sizes) <= CLIENTS_A_BLOCK
     assert len(parts) == clients or len(parts) % 4 == 0
+    ahead = blocks(clients, ahead=True)
+    assert [client for part in ahead for client in range(clients)[part]] == list(range(clients))
+    assert {part.stop - part.start for part in ahead[:-1]} <= {CLIENTS_A_BLOCK}
 
 
 @pytest.mark.parametrize("collects", [True, False])

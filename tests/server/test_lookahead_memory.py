@@ -6,10 +6,11 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 import torch
 
 import turnout
-from support import local, mlp, population
+from support import conv, images, local, mlp, population
 from turnout import AsyncFedAvg, Observer, Plan, Server, Stopping, Task, devices
 from turnout.observe.observer import Round
 from turnout.server.simulation import Simulation
@@ -26,17 +27,19 @@ class Kept(Observer):
         assert isinstance(server, Simulation)
         self.versions.append(weakref.ref(server.model))
         jobs = [*server._in_flight.values(), *server._inbox]
-        blocks = {id(job.result[0]): len(job.result[0]["delta"]) for job in jobs if job.result is not None}
+        blocks = {id(job.result[0]): job.result[0].rows for job in jobs if job.result is not None}
         waiting = sum(job.result is not None for job in jobs)
         self.seen.append((sum(blocks.values()), waiting, len({id(job.received) for job in jobs})))
 
 
-def test_blocks_hold_at_most_twice_what_is_waited_for() -> None:
+@pytest.mark.parametrize("case", ["all at once", "in the background"])
+def test_blocks_hold_at_most_twice_what_is_waited_for(case: str) -> None:
     kept = Kept()
-    people = population(devices=devices.fx(80, 8))
+    model, clients, threads = (mlp, population, 1) if case == "all at once" else (conv, images, 2)
+    people = clients(devices=devices.fx(80, 8))
     work = AsyncFedAvg(local())
     turnout.execute(
-        turnout.Experiment(Task(mlp, seed=3), people, work, stopping=Stopping(60), plan=Plan(threads=1)),
+        turnout.Experiment(Task(model, seed=3), people, work, stopping=Stopping(60), plan=Plan(threads=threads)),
         observers=[kept],
     )
     rows, waiting, versions = np.array(kept.seen).T

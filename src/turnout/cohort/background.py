@@ -6,10 +6,12 @@ part a setting of the whole process.
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from threading import Barrier, Lock
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, Lock
 
 import torch
 
@@ -18,33 +20,45 @@ from turnout.cohort.threads import threads
 Compute = Callable[[slice], None]
 
 
-@dataclass(frozen=True, eq=False)
 class Part:
     """Some rows that are to be computed, by whoever takes them first."""
 
-    rows: slice
-    compute: Compute
-    outcome: Future[None] = field(default_factory=Future)
-    untouched: Lock = field(default_factory=Lock)
+    def __init__(self, rows: slice, compute: Compute) -> None:
+        self.rows = rows
+        self.outcome: Future[None] = Future()
+        self._compute: Compute | None = compute  # until it is done: it holds on to all that it needs
+        self._untouched = Lock()
 
     def take(self) -> bool:
         """Compute them, unless somebody does already."""
-        if not self.untouched.acquire(blocking=False):
-            return False
+        taken = False
         try:
-            with torch.no_grad():
-                self.compute(self.rows)
-        except BaseException as error:
+            taken = self._untouched.acquire(blocking=False)
+            if taken and self._compute is not None:
+                with torch.no_grad():
+                    self._compute(self.rows)
+        except Exception as error:
             self.outcome.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
+        except BaseException:  # an interrupt: it can be taken again
+            if taken:
+                self._untouched.release()
+            raise
         else:
-            self.outcome.set_result(None)
-        return True
+            if taken:
+                self.outcome.set_result(None)
+        if taken:
+            self._compute = None
+        return taken
+
+    def withdraw(self) -> None:
+        """Nobody wants them any more."""
+        if self._untouched.acquire(blocking=False):
+            self._compute = None
+            self.outcome.cancel()
 
     @property
     def there(self) -> bool:
-        return self.outcome.done() and self.outcome.exception() is None
+        return self.outcome.done() and not self.outcome.cancelled() and self.outcome.exception() is None
 
 
 class Background:
@@ -52,6 +66,7 @@ class Background:
         self._pool: ThreadPoolExecutor | None = None
         self._width = 1  # threads, the caller's included
         self._under_way: list[Part] = []
+        self._next: deque[Part] = deque()  # of these, as far as the caller knows
 
     def spread(self, compute: Compute, slices: Sequence[slice], width: int) -> Late:
         """Have so many threads compute these rows, after all that is under way."""
@@ -61,6 +76,7 @@ class Background:
             for part in parts:
                 self._pool.submit(part.take)
         self._under_way = [*(part for part in self._under_way if not part.outcome.done()), *parts]
+        self._next = deque(self._under_way)
         return Late(parts, self)
 
     def _open(self, width: int) -> None:
@@ -68,48 +84,68 @@ class Background:
             return
         self.finish()
         self.call_off()
-        self._width = width
         if width == 1:
             return
         self._pool, all_here = ThreadPoolExecutor(width - 1), Barrier(width - 1)
 
         def begin() -> None:
             torch.get_num_threads()  # asked for it, a thread also tells the libraries that it has one
-            all_here.wait()
+            with suppress(BrokenBarrierError):
+                all_here.wait()
 
-        with threads(1):
-            wait([self._pool.submit(begin) for _ in range(width - 1)])
+        try:
+            with threads(1):
+                wait([self._pool.submit(begin) for _ in range(width - 1)])
+        except BaseException:  # those that are here would wait for the others
+            all_here.abort()
+            self.call_off()
+            raise
+        self._width = width
 
     def wait(self, part: Part) -> None:
         """Until it is there; what went wrong is raised here."""
-        if not part.take():
-            while not part.outcome.done() and any(other.take() for other in self._under_way):
-                pass
+        if not part.outcome.done():
+            with threads(1):
+                part.take()
+                while self._next and not part.outcome.done():
+                    self._next.popleft().take()
         part.outcome.result()
 
     def finish(self) -> None:
         """Wait until nothing is under way."""
-        while any(part.take() for part in self._under_way):
-            pass
-        wait(part.outcome for part in self._under_way)
+        for part in self._under_way:
+            if not part.outcome.cancelled():
+                self.wait(part)
+        self._under_way, self._next = [], deque()
 
     def call_off(self) -> None:
         """Let go of what nobody has begun; who wants it after all computes it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        self._pool, self._width, self._under_way = None, 1, []
+        self._pool, self._width, self._under_way, self._next = None, 1, [], deque()
 
 
 class Late:
-    """Rows of which some are still being computed."""
+    """Rows of which some are still being computed; nobody does for nobody."""
 
     def __init__(self, parts: Sequence[Part], by: Background) -> None:
         self._parts, self._by = parts, by
 
     def wait(self, rows: Sequence[int] | None = None) -> None:
         """Until these are there, or all. What went wrong in computing them is raised here."""
+        for part in list(self._parts) if rows is None else self._of(rows):
+            self._by.wait(part)
+        self._parts = [part for part in self._parts if not part.there]
+
+    def _of(self, rows: Sequence[int]) -> list[Part]:
+        """The parts of these rows that are not there yet."""
+        if not self._parts:
+            return []
+        ends = [part.rows.stop for part in self._parts]
+        near = {(place, row) for row in rows if (place := bisect(ends, row)) < len(ends)}
+        places = {place for place, row in near if self._parts[place].rows.start <= row}
+        return [self._parts[place] for place in sorted(places)]
+
+    def __del__(self) -> None:
         for part in self._parts:
-            if rows is None or any(part.rows.start <= row < part.rows.stop for row in rows):
-                self._by.wait(part)
-        if self._parts:
-            self._parts = [part for part in self._parts if not part.there]
+            part.withdraw()

@@ -36,6 +36,9 @@ class Block(Mapping[str, Tensor]):
             self._late.wait(rows)
         return self._vectors[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(self)  # without waiting for its rows
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._vectors)
 

@@ -70,7 +70,8 @@ class Evaluator:
         inputs, targets = self.cohort.inputs, self.cohort.targets
         if rows is not None:
             inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
-        scored = sample_measures(self.cohort.task, model, inputs, targets, self.chunk)
+        with self.cohort.all_threads():
+            scored = sample_measures(self.cohort.task, model, inputs, targets, self.chunk)
         return {name: client_means(values, local) for name, values in scored.items()}
 
     @cached_property

@@ -215,6 +215,7 @@ class RemoteEngine(Engine):
         return results
 
     def close(self) -> None:
+        super().close()
         self._end()
         self._pool = None
         self._known = {}

@@ -557,9 +557,9 @@ class Server:
         return values
 
     def _serve(self, evaluator: Evaluator, model: Tensor, personal: Personal | None) -> dict[str, FloatArray]:
+        if personal is None:
+            return evaluator.global_model(model)
         with self.cohort.all_threads():
-            if personal is None:
-                return evaluator.global_model(model)
             return evaluator.personal_models(personal, model, self.store)
 
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
@@ -575,7 +575,7 @@ class Server:
         first = next(iter(self._evaluators.values()))
         unseen = ~self.whole_population.joined(first.clients, self.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
-        with threads(self.plan.threads), torch.no_grad():
+        with self.cohort.all_threads(), torch.no_grad():
             for split, (_, measures, counts) in self.client_measures(self.output).items():
                 table |= {f"{split}_{name}": values for name, values in measures.items()}
                 table[f"{split}_samples"] = counts
