@@ -107,8 +107,15 @@ def test_what_went_wrong_is_raised_where_it_is_asked_for_and_every_time(width: i
     background.call_off()
 
 
-def test_who_wants_what_was_called_off_computes_it() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_who_wants_what_was_called_off_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, shutdown = threading.Event(), threading.Event(), ThreadPoolExecutor.shutdown
+
+    def then_go_on(self: ThreadPoolExecutor, **options: Any) -> None:
+        shutdown(self, wait=False, **options)
+        go_on.set()
+        shutdown(self)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", then_go_on)
 
     def first_of_all(first: int) -> None:
         if first == 0:
@@ -118,7 +125,6 @@ def test_who_wants_what_was_called_off_computes_it() -> None:
     table, background = Table(6, first_of_all), Background()
     late = background.spread(table.compute, PARTS, 2)
     assert begun.wait(PATIENCE)
-    threading.Timer(0, go_on.set).start()
     background.call_off()  # waits for what has begun
     assert table.rows.tolist() == [0, 1, -1, -1, -1, -1]
     late.wait([2])

@@ -130,7 +130,7 @@ def choose(adversary: Adversary, deltas: FloatArray, people: Population | None =
     server = simulation(FedAvg(local()), replace(people, adversary=adversary), plan=EXACT)
     block = Block({"delta": torch.from_numpy(deltas)})
 
-    def attach(jobs: list[Job]) -> None:
+    def attach(jobs: list[Job], ahead: bool = False) -> None:  # noqa: ARG001
         for job in jobs:
             job.result = block, job.client
 
