@@ -4,8 +4,8 @@
     python benchmarks/asynchrony.py --workload W3-mlp --json
 
 Both train the same population with the same model in one process, taking turns, full rounds with history and audit,
-evaluation off; medians over the turns. The first updates (two of every client) are not counted. A schedule has no
-model at all.
+evaluation off; medians over the turns. The first updates (two of every client) are not counted; what is trained ahead
+when a run ends counts for nothing, so runs should be long. A schedule has no model at all.
 """
 
 from __future__ import annotations

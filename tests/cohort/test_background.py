@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from turnout import (
     devices,
     random,
 )
-from turnout.cohort.background import Background
+from turnout.cohort.background import Background, Compute, Late
 from turnout.cohort.blocks import Block
 from turnout.cohort.engine import Engine
 from turnout.cohort.plain_sgd import PlainSGD
@@ -346,18 +347,22 @@ def test_a_look_at_the_clients_changes_no_bit() -> None:
 
 def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread is held up with clients that come later until the server has used the first."""
-    holding, used, whole = threading.Event(), threading.Event(), PlainSGD._block
+    holding, used, spread, calls = threading.Event(), threading.Event(), Background.spread, count()
 
-    def block(self: PlainSGD, *arguments: Any) -> None:
-        first = arguments[-1].storage_offset() == 0
-        if not first and threading.current_thread() is threading.main_thread():
-            assert holding.wait(PATIENCE)
-        elif not first:
-            holding.set()
-            assert used.wait(PATIENCE), "the server waits for clients it does not need yet"
-        whole(self, *arguments)
+    def held_up(self: Background, compute: Compute, *where: Any) -> Late:
+        first = next(calls) == 0
 
-    monkeypatch.setattr(PlainSGD, "_block", block)
+        def block(rows: slice) -> None:
+            if not first and threading.current_thread() is threading.main_thread():
+                assert holding.wait(PATIENCE)
+            elif not first:
+                holding.set()
+                assert used.wait(PATIENCE), "the server waits for clients it does not need yet"
+            compute(rows)
+
+        return spread(self, block, *where)
+
+    monkeypatch.setattr(Background, "spread", held_up)
     server = simulation(asynchronous, Plan(threads=2), (9,) * 26, 25)
     step, during = server.step, list[bool]()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from turnout.cohort.blocks import Block
 from turnout.cohort.carry_out import carry_out
 from turnout.cohort.plan import Plan
@@ -21,15 +23,23 @@ class Results(NamedTuple):
 
 
 class Engine:
-    """This machine: all jobs of a call are one block."""
+    """This machine: all jobs of a call are one block, or blocks as threads take them, where some are trained ahead."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
 
     def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
-        trained = carry_out(self.cohort, jobs, versions, keep_params, may_be_late=True)
-        rows: Sequence[int] = range(len(jobs.keys)) if trained.order is None else trained.order.tolist()
-        return [Results(rows, Block(trained.payload, trained.late), Block(trained.state), Block(trained.local))]
+        everybody, results = range(len(jobs.keys)), []
+        step = self.cohort.block(jobs) if jobs.ahead else len(everybody)
+        for start in range(0, len(everybody), step):
+            rows: Sequence[int] = everybody[start : start + step]
+            some = jobs if len(rows) == len(everybody) else jobs.take(np.array(rows))
+            received = [versions[row] for row in rows]
+            trained = carry_out(self.cohort, some, received, keep_params, may_be_late=True)
+            rows = rows if trained.order is None else [rows[row] for row in trained.order]
+            payload = Block(trained.payload, trained.late)
+            results.append(Results(rows, payload, Block(trained.state), Block(trained.local)))
+        return results
 
     @property
     def server_threads(self) -> int:

@@ -137,6 +137,11 @@ class Cohort:
         """Whether clients are trained by threads of their own, while the server goes on."""
         return self._plain.by_blocks and self.plan.engine == "sequential"
 
+    def block(self, jobs: Jobs) -> int:
+        """How many jobs are best carried out together, where nobody waits for the last."""
+        plain = self.works_ahead and self._steps_are_all(jobs.work, jobs.options)
+        return CLIENTS_A_BLOCK if plain else len(jobs.keys)
+
     @property
     def server_threads(self) -> int:
         """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
