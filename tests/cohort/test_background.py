@@ -30,7 +30,7 @@ from turnout import (
     devices,
     random,
 )
-from turnout.cohort.background import Background, Compute, Late
+from turnout.cohort.background import Background, Compute, Late, Part
 from turnout.cohort.blocks import Block
 from turnout.cohort.engine import Engine
 from turnout.cohort.plain_sgd import PlainSGD
@@ -75,16 +75,22 @@ def test_a_caller_has_its_rows_while_others_are_being_computed() -> None:
     background.call_off()
 
 
-def test_with_one_thread_rows_are_computed_when_they_are_asked_for() -> None:
-    table = Table(6)
-    late = Background().spread(table.compute, PARTS, 1)
-    assert table.begun == []
-    late.wait([5])
-    late.wait([4, 2])
-    assert table.begun == [4, 2]
-    late.wait()
-    late.wait()
-    assert table.begun == [4, 2, 0]
+def test_one_thread_takes_them_in_order() -> None:
+    table, background = Table(6), Background()
+    background.spread(table.compute, PARTS, 1).wait([5])
+    assert table.begun == [0, 2, 4]
+    background.call_off()
+
+
+class AtHand(Background):
+    """Computes what is waited for."""
+
+    def wait(self, part: Part) -> None:
+        part.take()
+
+
+def at_hand(table: Table) -> Late:
+    return Late([Part(rows, table.compute) for rows in PARTS], AtHand())
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -124,7 +130,7 @@ def test_who_wants_what_was_called_off_computes_it(monkeypatch: pytest.MonkeyPat
             assert go_on.wait(PATIENCE)
 
     table, background = Table(6, first_of_all), Background()
-    late = background.spread(table.compute, PARTS, 2)
+    late = background.spread(table.compute, PARTS, 1)
     assert begun.wait(PATIENCE)
     background.call_off()  # waits for what has begun
     assert table.rows.tolist() == [0, 1, -1, -1, -1, -1]
@@ -148,12 +154,12 @@ def test_kernels_have_one_thread_each_whoever_computes(width: int) -> None:
 
 def test_rows_that_are_there_do_not_make_others_needed() -> None:
     table = Table(6)
-    late = Background().spread(table.compute, PARTS, 1)
-    late.wait([2])
-    late.wait([3, 2])
-    late.wait([4])
-    late.wait([3, 5])
+    late = at_hand(table)
+    for rows in ([2], [3, 2], [4], [3, 5]):
+        late.wait(rows)
     assert table.begun == [2, 4]
+    late.wait()
+    assert table.begun == [2, 4, 0]
 
 
 def test_rows_that_nobody_waits_for_any_more_are_not_computed() -> None:
@@ -167,14 +173,14 @@ def test_rows_that_nobody_waits_for_any_more_are_not_computed() -> None:
 
     table, background = Table(6, first_of_all), Background()
     kept = weakref.ref(table)
-    late = background.spread(table.compute, PARTS, 2)
+    late = background.spread(table.compute, PARTS, 1)
     assert begun.wait(PATIENCE)
     del late
     go_on.set()
     background.finish()
     assert table.begun == [0]
     del table
-    background.spread(Table(2).compute, PARTS[:1], 2).wait()
+    background.spread(Table(2).compute, PARTS[:1], 1).wait()
     assert kept() is None
     background.call_off()
 
@@ -187,11 +193,14 @@ def test_an_interrupt_leaves_rows_to_be_computed() -> None:
             raise interrupts.pop()
 
     table = Table(6, interrupted)
-    late = Background().spread(table.compute, PARTS, 1)
+    part = Part(PARTS[1], table.compute)
     with pytest.raises(KeyboardInterrupt):
-        late.wait([2])
-    late.wait()
-    assert table.rows.tolist() == [0, 1, 2, 3, 4, 5]
+        part.take()
+    assert not part.outcome.done()
+    assert part.take()
+    assert not part.take()
+    assert part.there
+    assert table.rows.tolist() == [-1, -1, 2, 3, -1, -1]
 
 
 def test_threads_that_cannot_be_started_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +223,7 @@ def test_threads_that_cannot_be_started_keep_nobody_waiting(monkeypatch: pytest.
 
 def test_a_block_is_not_waited_for_to_say_what_it_has() -> None:
     table = Table(6)
-    block = Block({"delta": table.rows}, Background().spread(table.compute, PARTS, 1))
+    block = Block({"delta": table.rows}, at_hand(table))
     assert "delta" in block
     assert "loss" not in block
     assert (block.rows, len(block), list(block), table.begun) == (6, 1, ["delta"], [])
@@ -353,9 +362,7 @@ def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.Monkey
         first = next(calls) == 0
 
         def block(rows: slice) -> None:
-            if not first and threading.current_thread() is threading.main_thread():
-                assert holding.wait(PATIENCE)
-            elif not first:
+            if not first:
                 holding.set()
                 assert used.wait(PATIENCE), "the server waits for clients it does not need yet"
             compute(rows)

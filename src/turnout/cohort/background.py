@@ -1,13 +1,13 @@
-"""Threads that compute while their caller goes on, who lends a hand when waiting for them.
+"""Threads that compute while their caller goes on.
 
 Their kernels have one thread each, and so must the caller's until they are done: how many threads a kernel has is in
-part a setting of the whole process.
+part a setting of the whole process. The caller does not lend a hand: what a step needs for a moment would then lie
+between what is kept for long, and the memory in between could not be used again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -21,11 +21,12 @@ Compute = Callable[[slice], None]
 
 
 class Part:
-    """Some rows that are to be computed, by whoever takes them first."""
+    """Some rows that are to be computed, once."""
 
     def __init__(self, rows: slice, compute: Compute) -> None:
         self.rows = rows
         self.outcome: Future[None] = Future()
+        self.called_off = False
         self._compute: Compute | None = compute  # until it is done: it holds on to all that it needs
         self._untouched = Lock()
 
@@ -64,29 +65,24 @@ class Part:
 class Background:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._width = 1  # threads, the caller's included
+        self._width = 0  # threads
         self._under_way: list[Part] = []
-        self._next: deque[Part] = deque()  # of these, as far as the caller knows
 
     def spread(self, compute: Compute, slices: Sequence[slice], width: int) -> Late:
         """Have so many threads compute these rows, after all that is under way."""
-        parts = [Part(rows, compute) for rows in slices]
-        self._open(width)
-        if self._pool is not None:
-            for part in parts:
-                self._pool.submit(part.take)
+        parts, pool = [Part(rows, compute) for rows in slices], self._open(width)
         self._under_way = [*(part for part in self._under_way if not part.outcome.done()), *parts]
-        self._next = deque(self._under_way)
+        for part in parts:
+            pool.submit(part.take)
         return Late(parts, self)
 
-    def _open(self, width: int) -> None:
-        if self._width == width:
-            return
+    def _open(self, width: int) -> ThreadPoolExecutor:
+        if self._pool is not None and self._width == width:
+            return self._pool
         self.finish()
         self.call_off()
-        if width == 1:
-            return
-        self._pool, all_here = ThreadPoolExecutor(width - 1), Barrier(width - 1)
+        self._pool, self._width = ThreadPoolExecutor(width), width
+        all_here = Barrier(width)
 
         def begin() -> None:
             torch.get_num_threads()  # asked for it, a thread also tells the libraries that it has one
@@ -95,20 +91,18 @@ class Background:
 
         try:
             with threads(1):
-                wait([self._pool.submit(begin) for _ in range(width - 1)])
+                wait([self._pool.submit(begin) for _ in range(width)])
         except BaseException:  # those that are here would wait for the others
             all_here.abort()
             self.call_off()
             raise
-        self._width = width
+        return self._pool
 
     def wait(self, part: Part) -> None:
         """Until it is there; what went wrong is raised here."""
-        if not part.outcome.done():
+        if part.called_off:
             with threads(1):
                 part.take()
-                while self._next and not part.outcome.done():
-                    self._next.popleft().take()
         part.outcome.result()
 
     def finish(self) -> None:
@@ -116,13 +110,15 @@ class Background:
         for part in self._under_way:
             if not part.outcome.cancelled():
                 self.wait(part)
-        self._under_way, self._next = [], deque()
+        self._under_way = []
 
     def call_off(self) -> None:
         """Let go of what nobody has begun; who wants it after all computes it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        self._pool, self._width, self._under_way, self._next = None, 1, [], deque()
+        for part in self._under_way:
+            part.called_off = True
+        self._pool, self._under_way = None, []
 
 
 class Late:
