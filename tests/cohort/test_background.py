@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -82,15 +82,12 @@ def test_one_thread_takes_them_in_order() -> None:
     background.call_off()
 
 
-class AtHand(Background):
-    """Computes what is waited for."""
-
-    def wait(self, part: Part) -> None:
-        part.take()
-
-
 def at_hand(table: Table) -> Late:
-    return Late([Part(rows, table.compute) for rows in PARTS], AtHand())
+    """Rows that whoever waits for them computes."""
+    parts = [Part(rows, table.compute, Future()) for rows in PARTS]
+    for part in parts:
+        part.begun.cancel()
+    return Late(parts)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -193,13 +190,10 @@ def test_an_interrupt_leaves_rows_to_be_computed() -> None:
             raise interrupts.pop()
 
     table = Table(6, interrupted)
-    part = Part(PARTS[1], table.compute)
+    late = at_hand(table)
     with pytest.raises(KeyboardInterrupt):
-        part.take()
-    assert not part.outcome.done()
-    assert part.take()
-    assert not part.take()
-    assert part.there
+        late.wait([2])
+    late.wait([2])
     assert table.rows.tolist() == [-1, -1, 2, 3, -1, -1]
 
 

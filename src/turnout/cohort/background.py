@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import Barrier, BrokenBarrierError, Lock
+from dataclasses import dataclass
+from threading import Barrier, BrokenBarrierError
 
 import torch
 
@@ -20,61 +21,39 @@ from turnout.cohort.threads import threads
 Compute = Callable[[slice], None]
 
 
+@dataclass(frozen=True, eq=False)
 class Part:
-    """Some rows that are to be computed, once."""
+    """Some rows that are being computed."""
 
-    def __init__(self, rows: slice, compute: Compute) -> None:
-        self.rows = rows
-        self.outcome: Future[None] = Future()
-        self.called_off = False
-        self._compute: Compute | None = compute  # until it is done: it holds on to all that it needs
-        self._untouched = Lock()
-
-    def take(self) -> bool:
-        """Compute them, unless somebody does already."""
-        taken = False
-        try:
-            taken = self._untouched.acquire(blocking=False)
-            if taken and self._compute is not None:
-                with torch.no_grad():
-                    self._compute(self.rows)
-        except Exception as error:
-            self.outcome.set_exception(error)
-        except BaseException:  # an interrupt: it can be taken again
-            if taken:
-                self._untouched.release()
-            raise
-        else:
-            if taken:
-                self.outcome.set_result(None)
-        if taken:
-            self._compute = None
-        return taken
-
-    def withdraw(self) -> None:
-        """Nobody wants them any more."""
-        if self._untouched.acquire(blocking=False):
-            self._compute = None
-            self.outcome.cancel()
+    rows: slice
+    compute: Compute
+    begun: Future[None]
 
     @property
     def there(self) -> bool:
-        return self.outcome.done() and not self.outcome.cancelled() and self.outcome.exception() is None
+        return self.begun.done() and not self.begun.cancelled() and self.begun.exception() is None
+
+    def wait(self) -> None:
+        """Until they are there; what went wrong is raised here. Who wants what was called off computes it."""
+        if not self.begun.cancelled():
+            self.begun.result()
+            return
+        with threads(1), torch.no_grad():
+            self.compute(self.rows)
 
 
 class Background:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._width = 0  # threads
-        self._under_way: list[Part] = []
+        self._under_way: list[Future[None]] = []
 
     def spread(self, compute: Compute, slices: Sequence[slice], width: int) -> Late:
         """Have so many threads compute these rows, after all that is under way."""
-        parts, pool = [Part(rows, compute) for rows in slices], self._open(width)
-        self._under_way = [*(part for part in self._under_way if not part.outcome.done()), *parts]
-        for part in parts:
-            pool.submit(part.take)
-        return Late(parts, self)
+        pool = self._open(width)
+        parts = [Part(rows, compute, pool.submit(torch.no_grad()(compute), rows)) for rows in slices]
+        self._under_way = [*(one for one in self._under_way if not one.done()), *(part.begun for part in parts)]
+        return Late(parts)
 
     def _open(self, width: int) -> ThreadPoolExecutor:
         if self._pool is not None and self._width == width:
@@ -98,40 +77,33 @@ class Background:
             raise
         return self._pool
 
-    def wait(self, part: Part) -> None:
-        """Until it is there; what went wrong is raised here."""
-        if part.called_off:
-            with threads(1):
-                part.take()
-        part.outcome.result()
-
     def finish(self) -> None:
-        """Wait until nothing is under way."""
-        for part in self._under_way:
-            if not part.outcome.cancelled():
-                self.wait(part)
+        """Wait until nothing is under way; what went wrong is raised here, too."""
+        for one in self._under_way:
+            with suppress(CancelledError):
+                one.result()
         self._under_way = []
 
     def call_off(self) -> None:
-        """Let go of what nobody has begun; who wants it after all computes it."""
+        """Let go of what nobody has begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        for part in self._under_way:
-            part.called_off = True
         self._pool, self._under_way = None, []
 
 
 class Late:
     """Rows of which some are still being computed; nobody does for nobody."""
 
-    def __init__(self, parts: Sequence[Part], by: Background) -> None:
-        self._parts, self._by = parts, by
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
 
     def wait(self, rows: Sequence[int] | None = None) -> None:
         """Until these are there, or all. What went wrong in computing them is raised here."""
-        for part in list(self._parts) if rows is None else self._of(rows):
-            self._by.wait(part)
-        self._parts = [part for part in self._parts if not part.there]
+        wanted = self._parts if rows is None else self._of(rows)
+        for part in wanted:
+            part.wait()
+        done = set(wanted)
+        self._parts = [part for part in self._parts if part not in done and not part.there]
 
     def _of(self, rows: Sequence[int]) -> list[Part]:
         """The parts of these rows that are not there yet."""
@@ -144,4 +116,4 @@ class Late:
 
     def __del__(self) -> None:
         for part in self._parts:
-            part.withdraw()
+            part.begun.cancel()

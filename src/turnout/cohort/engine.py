@@ -43,8 +43,9 @@ class Engine:
 
     @property
     def server_threads(self) -> int:
-        """How many threads the server's own kernels have."""
-        return self.cohort.server_threads
+        """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
+        wait for each other."""
+        return 1 if self.cohort.works_ahead else self.cohort.plan.threads
 
     def close(self) -> None:
         """Let go of what was started for it."""

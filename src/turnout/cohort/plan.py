@@ -47,10 +47,9 @@ class Plan:
             raise UserError(f"engine.kernels: {self.kernels!r} is not one of {', '.join(KERNELS)}")
         if self.convolution not in ("auto", *FORMS):
             raise UserError(f"engine.convolution: {self.convolution!r} is not one of auto, {', '.join(FORMS)}")
-        if self.memory_mib < 1 or self.threads < 0:
-            raise UserError("engine.memory_mib must be at least 1 and engine.threads at least 0")
-        if self.blocks < 1 or self.workers < 0:
-            raise UserError("engine.blocks must be at least 1 and engine.workers at least 0")
+        for name, least in (("memory_mib", 1), ("threads", 0), ("blocks", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least}")
 
     @property
     def dtype(self) -> torch.dtype:

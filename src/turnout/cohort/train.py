@@ -142,12 +142,6 @@ class Cohort:
         plain = self.works_ahead and self._steps_are_all(jobs.work, jobs.options)
         return CLIENTS_A_BLOCK if plain else len(jobs.keys)
 
-    @property
-    def server_threads(self) -> int:
-        """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
-        wait for each other."""
-        return 1 if self.works_ahead else self.plan.threads
-
     @contextmanager
     def all_threads(self) -> Iterator[None]:
         """For what is worth them; what is still being trained comes first."""
