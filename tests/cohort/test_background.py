@@ -27,6 +27,7 @@ from turnout import (
     Simulation,
     Stopping,
     Task,
+    UserError,
     devices,
     random,
 )
@@ -386,3 +387,9 @@ def test_a_client_that_cannot_be_trained_ends_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PlainSGD, "_block", fails)
     with pytest.raises(ValueError, match="no such sample"):
         simulation(asynchronous, Plan(threads=2), (9,) * 10, 25).run()
+
+
+@pytest.mark.parametrize(("option", "least"), [("memory_mib", 1), ("threads", 0), ("blocks", 1), ("workers", 0)])
+def test_too_little_of_something_is_named(option: str, least: int) -> None:
+    with pytest.raises(UserError, match=rf"engine\.{option}: {least - 1} must be at least {least}"):
+        Plan(**{option: least - 1})  # type: ignore[arg-type]

@@ -136,13 +136,13 @@ class PlainSGD:
 
     def train(self, assigned: Assignment) -> Tensor:
         """`[C, P]` what every client's parameters have moved by."""
-        course, lr = self._drawing(assigned), self.rate(assigned.lr)
-        if not self.by_blocks:
-            return self.run(assigned.models, assigned.received, lr, course(slice(None)))
-        with threads(1):
-            moved, late = self.begin_training(assigned)
-            late.wait()
-        return moved
+        if self.by_blocks:
+            with threads(1):
+                moved, late = self.begin_training(assigned)
+                late.wait()
+            return moved
+        course = self._drawing(assigned)(slice(None))
+        return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
 
     def begin_training(self, assigned: Assignment) -> tuple[Tensor, Late]:
         """The same by blocks of clients, and when its rows will be there; the caller keeps to one thread until then."""
