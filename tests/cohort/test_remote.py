@@ -334,7 +334,7 @@ def test_the_plan_of_a_worker_is_that_of_one_machine() -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("blocks", 0), ("workers", -1)])
 def test_bad_numbers(option: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"engine.{option} "):
+    with pytest.raises(UserError, match=rf"engine\.{option}: {value} must be"):
         Plan(**{option: value})
 
 
