@@ -248,6 +248,59 @@ def test_each_job_has_its_own_row(sizes: tuple[int, ...]) -> None:
     whole.close()
 
 
+def test_what_goes_ahead_is_let_go_row_by_row() -> None:
+    whole, jobs = cohort(Plan(threads=2), (9,) * 20)
+    jobs = replace(jobs, models=list(jobs.models), ahead=True)
+    expected = whole.train(jobs).payload["delta"]
+    with threads(1):
+        found = Engine(whole).carry_out(jobs, [0] * 20, False)
+        assert [list(result.rows) for result in found] == [[row] for row in range(20)]
+        places = set()
+        for result, row in zip(found, expected, strict=True):
+            assert torch.equal(result.payload["delta"][0], row)
+            places.add(result.payload["delta"].untyped_storage().data_ptr())
+        assert len(places) == 20
+    whole.close()
+
+
+@pytest.mark.parametrize("kept", [[0], [19]])
+def test_rows_are_withdrawn_only_when_nobody_refers_to_any_of_a_block(kept: list[int]) -> None:
+    whole, jobs = cohort(Plan(threads=1), (9,) * 20)
+    jobs = replace(jobs, ahead=True)
+    expected = whole.train(jobs).payload["delta"]
+    go_on, trained = threading.Event(), list[int]()
+    block = whole._plain._block
+
+    def watched(*arguments: Any) -> None:
+        assert go_on.wait(PATIENCE)
+        trained.append(len(arguments[0]))
+        block(*arguments)
+
+    whole._plain._block = watched  # type: ignore[method-assign]
+    with threads(1):
+        found = Engine(whole).carry_out(jobs, [0] * 20, False)
+        mine = [found[row].payload for row in kept]
+        first = found[0].payload  # is being trained already
+        del found
+        go_on.set()
+        for payload, row in zip(mine, kept, strict=True):
+            assert torch.equal(payload["delta"][0], expected[row])
+        whole._plain.background.finish()
+    assert trained == ([8] if kept == [0] else [8, 4])
+    assert torch.equal(first["delta"][0], expected[0])
+    whole.close()
+
+
+def test_jobs_that_are_picked_bring_their_models_only() -> None:
+    _, jobs = cohort(Plan(threads=1))
+    models = [torch.full((3,), float(version)) for version in range(4)]
+    jobs = replace(jobs, models=models, received=np.array([3, 1, 0, 1, 2, 3, 0, 1]))
+    picked = jobs.take(np.array([3, 0, 1]))
+    assert [float(picked.models[version][0]) for version in picked.received] == [1, 3, 1]
+    assert len(picked.models) == 2
+    assert picked.models[0] is models[1]  # not a copy
+
+
 def test_a_caller_with_more_threads_waits() -> None:
     whole, jobs = cohort(Plan(threads=2))
     with threads(2):
@@ -274,7 +327,8 @@ def test_no_more_threads_than_there_is_memory_for_their_clients(at_once: int, wi
     whole, jobs = cohort(Plan(threads=4), (9,) * 20)
     assigned = whole._assignment(jobs, whole._size(jobs)._replace(limit=at_once))
     with threads(1):
-        moved, late = whole._plain.begin_training(assigned)
+        moved = whole.task.initial.new_empty(20, whole.task.size)
+        late = whole._plain.begin_training(assigned, moved)
         late.wait()
     assert whole._plain.background._width == width
     assert torch.equal(moved, whole.train(jobs).payload["delta"])
@@ -312,9 +366,9 @@ def test_neither_threads_nor_waiting_change_a_bit(
     monkeypatch.setattr(Cohort, "train", at_once)
     models.append(simulation(algorithm, Plan(threads=2), sizes, 25).run().model)
     assert all(torch.equal(model, models[0]) for model in models[1:3])
-    if len(set(sizes)) == 1:
+    if len(set(sizes)) == 1 and algorithm is not buffered:
         assert torch.equal(models[3], models[0])
-    torch.testing.assert_close(models[3], models[0])  # rows that are not in order are summed in another one
+    torch.testing.assert_close(models[3], models[0])  # rows that lie apart or in another order are summed otherwise
 
 
 def test_what_was_trained_ahead_is_there_after_a_run() -> None:
@@ -339,12 +393,13 @@ class Looks(Observer):
         server.clients()
 
 
-def test_a_look_at_the_clients_changes_no_bit() -> None:
+@pytest.mark.parametrize("algorithm", [asynchronous, buffered])
+def test_a_look_at_the_clients_changes_no_bit(algorithm: Callable[[LocalSGD], Any]) -> None:
     """It uses all threads, when nothing is under way any more."""
     people, models = images((9,) * 40, devices=devices.fx(80, 40)), []
     for observers in ([], [Looks()]):
         task, plan = Task(conv, seed=3), Plan(threads=2)
-        run = Simulation(task, people, asynchronous(local()), stopping=Stopping(60), plan=plan, observers=observers)
+        run = Simulation(task, people, algorithm(local()), stopping=Stopping(60), plan=plan, observers=observers)
         models.append(run.run().model)
     assert torch.equal(*models)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.cohort.background import Late
+from turnout.cohort.memory import room_like
 from turnout.local.sgd import Named
 
 Answer = Callable[[], Tensor]
@@ -61,10 +62,9 @@ class Block(Mapping[str, Tensor]):
 
     def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
         """`sum_i weights[i] * row_i` over these rows."""
-        total: Tensor
         if len(rows) == 1:
-            total = self._with(name, rows)[rows[0]] * float(weights[0])
-            return total
+            row = self._with(name, rows)[rows[0]]
+            return torch.mul(row, float(weights[0]), out=room_like(row))
         values = self.some(name, rows)
         if values.is_cuda:
             row = _sent(weights.tobytes(), values.dtype, values.device)

@@ -77,13 +77,12 @@ class Factored:
         self.at = 0  # how far they are filled
         self.known: Tensor | None = None  # [C, T, out] products of all inputs with the weights received
 
-    def first(self, clients: int) -> Factored:
-        """Of the first so many clients."""
-        weight = self.weight if self.weight.ndim == 2 else self.weight[:clients]
-        bias = None if self.bias is None else self.bias[:clients]
-        some = Factored(weight, bias, self.inputs[:clients], self.asked[:clients])
+    def some(self, clients: slice) -> Factored:
+        weight = self.weight if self.weight.ndim == 2 else self.weight[clients]
+        bias = None if self.bias is None else self.bias[clients]
+        some = Factored(weight, bias, self.inputs[clients], self.asked[clients])
         some.at = self.at
-        some.known = None if self.known is None else self.known[:clients]
+        some.known = None if self.known is None else self.known[clients]
         return some
 
     def know(self, x: Tensor) -> None:

@@ -12,6 +12,8 @@ from turnout.cohort.carry_out import carry_out
 from turnout.cohort.plan import Plan
 from turnout.cohort.train import Cohort, Jobs
 
+_NOTHING = Block({})
+
 
 class Results(NamedTuple):
     """What some of the jobs have brought, row by row."""
@@ -37,6 +39,10 @@ class Engine:
             received = [versions[row] for row in rows]
             trained = carry_out(self.cohort, some, received, keep_params, may_be_late=True)
             rows = rows if trained.order is None else [rows[row] for row in trained.order]
+            if trained.apart:
+                own = (Block({"delta": update[None]}, trained.late) for update in trained.apart)
+                results += [Results([row], block, _NOTHING, _NOTHING) for row, block in zip(rows, own, strict=True)]
+                continue
             payload = Block(trained.payload, trained.late)
             results.append(Results(rows, payload, Block(trained.state), Block(trained.local)))
         return results

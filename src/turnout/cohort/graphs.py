@@ -22,7 +22,7 @@ from torch import Tensor
 from turnout.cohort.batches import Extent, draw, unpacked
 from turnout.cohort.chain import Aim
 from turnout.cohort.convolutions import HAS_TRITON
-from turnout.cohort.plain_sgd import Assignment, Course, PlainSGD, State, take
+from turnout.cohort.plain_sgd import Assignment, Course, PlainSGD, State, Vectors, take
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.local.sgd import Batch, LocalSGD
@@ -97,7 +97,7 @@ class GraphedSGD(PlainSGD):
     def train(self, assigned: Assignment) -> Tensor:
         work, models, received, lr, keys, samples, steps, even, *_ = assigned
         shared, clients = len(models) == 1, len(keys)
-        begins = models if shared else self.received(models, received)
+        begins = models[0][None] if shared else self.received(models, received)
         name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)
         known = self._known.get(name) if even and isinstance(samples, Picked) else None
         if known is not None:
@@ -124,7 +124,7 @@ class GraphedSGD(PlainSGD):
             return self.run(models, received, rates, course._replace(steps=steps))
         one_kernel = self._in_one_kernel(extent.batch(work))
         start = None if one_kernel else self.new("start", begins.shape)
-        moved = None if one_kernel else self.new("moved", torch.Size([clients, models.shape[1]]))
+        moved = None if one_kernel else self.new("moved", torch.Size([clients, begins.shape[1]]))
 
         def body() -> None:
             course, rates, head = drawn()
@@ -219,7 +219,7 @@ class GraphedSGD(PlainSGD):
             self._indices[id(pool)] = pool, torch.tensor(pool, device=self.plan.device)
         return self._indices[id(pool)][1], begin
 
-    def run(self, models: Tensor, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
+    def run(self, models: Vectors, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
         clients, parts = len(received), list(pieces(course.steps))
         most = max(clients, *(number for _, _, number in parts))
         rates = self.new("rates", torch.Size([most]))
@@ -229,7 +229,7 @@ class GraphedSGD(PlainSGD):
         samples = course.rows.shape[2] * parts[0][1] if len(parts) == 1 else None
         state = self.begin(start, len(models) == 1, samples, uneven=course.steps[-1] == 0)
         for first, count, number in parts:
-            self._piece(state.first(number), rates[:number], course.piece(first, count, number))
+            self._piece(state.some(slice(number)), rates[:number], course.piece(first, count, number))
         return self._moved(state, start, start.new_empty(start.shape))[:clients]
 
     def _moved(self, state: State, start: Tensor, moved: Tensor) -> Tensor:

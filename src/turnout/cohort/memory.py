@@ -1,6 +1,9 @@
-"""Keep freed memory for the next training step.
+"""Memory that is used again, where the allocator is glibc's.
 
-glibc gives large freed blocks back to the system, and the next step pays a page fault for every four kilobytes of them.
+It gives large freed blocks back to the system, unless told otherwise, and the next step pays a page fault for every
+four kilobytes of them. And it does not always find a freed block again for as much aligned memory, which is what torch
+asks for: a little that was cut off at its ends has become something else. A run that replaces one model after another
+would grow to several times what it holds.
 """
 
 from __future__ import annotations
@@ -8,7 +11,13 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+import numpy as np
+import torch
+from torch import Tensor
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # mallopt's parameters
+_LINE = 64  # bytes: the alignment of torch's own memory
+_LARGE = 128 << 10  # bytes
 
 
 @cache
@@ -20,3 +29,13 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
     return all(mallopt(name, value) for name, value in settings)
+
+
+def room_like(vector: Tensor) -> Tensor:
+    """Room for another such vector, which for a third one can be used again: aligned here, not by the allocator."""
+    size = vector.numel() * vector.element_size()
+    if vector.device.type != "cpu" or size < _LARGE:
+        return torch.empty_like(vector)
+    room = torch.from_numpy(np.empty(size + _LINE, np.uint8))
+    begin = -room.data_ptr() % _LINE
+    return room[begin : begin + size].view(vector.dtype).view(vector.shape)

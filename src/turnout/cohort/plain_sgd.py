@@ -31,6 +31,8 @@ from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.population.ragged import Ragged
 from turnout.task import KeyedDropout, Task
 
+Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
+
 PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
 GATHER_AT_ONCE = 64 << 20  # bytes
 CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
@@ -101,11 +103,11 @@ class State:
     layers: Named
     factored: dict[str, Factored]
 
-    def first(self, clients: int) -> State:
-        """Of the first so many clients: views."""
+    def some(self, clients: slice) -> State:
+        """Of some clients: views."""
         return State(
-            {name: layer[:clients] for name, layer in self.layers.items()},
-            {name: layer.first(clients) for name, layer in self.factored.items()},
+            {name: layer[clients] for name, layer in self.layers.items()},
+            {name: layer.some(clients) for name, layer in self.factored.items()},
         )
 
 
@@ -113,7 +115,7 @@ class Assignment(NamedTuple):
     """What C clients are to do, sorted by their number of steps. Client i starts from `models[received[i]]`."""
 
     work: LocalSGD
-    models: Tensor  # [V, P]
+    models: Vectors  # [V, P]
     received: NDArray[np.int64]  # [C]
     lr: float | NDArray[np.float64]  # one for all, or [C]
     keys: NDArray[np.int64]  # [C]
@@ -137,19 +139,19 @@ class PlainSGD:
     def train(self, assigned: Assignment) -> Tensor:
         """`[C, P]` what every client's parameters have moved by."""
         if self.by_blocks:
+            moved = assigned.models[0].new_empty(len(assigned.received), len(assigned.models[0]))
             with threads(1):
-                moved, late = self.begin_training(assigned)
-                late.wait()
+                self.begin_training(assigned, moved).wait()
             return moved
         course = self._drawing(assigned)(slice(None))
         return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
 
-    def begin_training(self, assigned: Assignment) -> tuple[Tensor, Late]:
-        """The same by blocks of clients, and when its rows will be there; the caller keeps to one thread until then."""
+    def begin_training(self, assigned: Assignment, moved: Vectors) -> Late:
+        """The same by blocks of clients; says when its rows are there. The caller keeps to one thread until then."""
         workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
-        parts = blocks(len(assigned.received), assigned.ahead)
+        parts = blocks(len(moved), assigned.ahead)
         course, lr = self._drawing(assigned), self.rate(assigned.lr)
-        return self._by_blocks(assigned.models, assigned.received, lr, course, parts, workers)
+        return self._by_blocks(assigned.models, assigned.received, lr, course, moved, parts, workers)
 
     def _drawing(self, assigned: Assignment) -> Callable[[slice], Course]:
         """What some of the jobs see of their samples."""
@@ -164,17 +166,16 @@ class PlainSGD:
             return float(lr)
         return torch.as_tensor(lr, device=self.plan.device, dtype=self.plan.dtype)
 
-    def run(self, models: Tensor, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
+    def run(self, models: Vectors, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
         """`[C, P]` what every client's parameters have moved by. Client i starts from `models[received[i]]`; `lr` is a
         number or `[C]`."""
+        moved = models[0].new_empty(len(received), len(models[0]))
         if self.by_blocks:
+            parts = blocks(len(received))
             with threads(1):
-                parts = blocks(len(received))
-                moved, late = self._by_blocks(models, received, lr, course.some, parts, self.plan.threads)
-                late.wait()
-            return moved
-        moved = models.new_empty(len(received), models.shape[1])
-        self._block(self.received(models, received), len(models) == 1, lr, course, moved)
+                self._by_blocks(models, received, lr, course.some, moved, parts, self.plan.threads).wait()
+        else:
+            self._block(self.received(models, received), len(models) == 1, lr, course, moved)
         return moved
 
     @cached_property
@@ -185,32 +186,34 @@ class PlainSGD:
 
     def _by_blocks(
         self,
-        models: Tensor,
+        models: Vectors,
         received: NDArray[np.int64],
         lr: float | Tensor,
         course: Callable[[slice], Course],
+        moved: Vectors,
         parts: Sequence[slice],
         workers: int,
-    ) -> tuple[Tensor, Late]:
+    ) -> Late:
         """`run` with the course of each block, under way."""
-        moved = models.new_empty(len(received), models.shape[1])
 
         def block(part: slice) -> None:
             own = lr[part] if isinstance(lr, Tensor) else lr
             self._block(self.received(models, received[part]), len(models) == 1, own, course(part), moved[part])
 
-        return moved, self.background.spread(block, parts, workers)
+        return self.background.spread(block, parts, workers)
 
     @staticmethod
-    def received(models: Tensor, received: NDArray[np.int64]) -> Tensor:
+    def received(models: Vectors, received: NDArray[np.int64]) -> Tensor:
         """`[C, P]`, a copy only where it cannot be a view."""
         if len(models) == 1:
-            return models.expand(len(received), -1)
+            return models[0].expand(len(received), -1)
+        if not isinstance(models, Tensor):
+            return torch.stack([models[version] for version in received])
         if np.array_equal(received, np.arange(received[0], received[0] + len(received))):
             return models[received[0] : received[0] + len(received)]
         return models[torch.as_tensor(received, device=models.device)]
 
-    def _block(self, received: Tensor, shared: bool, lr: float | Tensor, course: Course, moved: Tensor) -> None:
+    def _block(self, received: Tensor, shared: bool, lr: float | Tensor, course: Course, moved: Vectors) -> None:
         size, longest = course.rows.shape[2], int(course.steps[0])
         state = running = self.begin(received, shared, size * longest, bool((course.steps != longest).any()))
         pools, active = (self.inputs, self.targets), len(received)
@@ -222,7 +225,7 @@ class PlainSGD:
         for number in range(longest):
             if course.active(number) < active:
                 active = course.active(number)
-                running = running.first(active)
+                running = running.some(slice(active))
             place, counts = (
                 (slice(active), number if part.shape[1] > 1 else 0) for part in (course.rows, course.weights)
             )
@@ -232,7 +235,12 @@ class PlainSGD:
             self.step(running, lr[:active] if isinstance(lr, Tensor) else lr, batch)
         for layer in state.factored.values():
             layer.at = size * longest
-        self.difference(state, received, moved)
+        if isinstance(moved, Tensor):
+            self.difference(state, received, moved)
+            return
+        for client, own in enumerate(moved):
+            alone = slice(client, client + 1)
+            self.difference(state.some(alone), received[alone], own[None])
 
     def at_once(self, rows: Tensor) -> bool:
         """Whether there is room for all these samples."""

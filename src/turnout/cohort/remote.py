@@ -297,12 +297,11 @@ class RemoteEngine(Engine):
     def _sent(pool: Pool, order: Order, models: dict[tuple[int, ...], Any]) -> tuple[Order, Any]:
         """An order, and the models it needs, which others may need too."""
         jobs = order.jobs
-        used, place = np.unique(jobs.received, return_inverse=True)
-        name = (id(jobs.models), *used.tolist())
+        name = tuple(model.data_ptr() for model in jobs.models)
         if name not in models:
-            models[name] = pool.put(_array(jobs.models[torch.as_tensor(used, device=jobs.models.device)]))
+            models[name] = pool.put(_array(torch.stack([*jobs.models])))
         state = {key: values.cpu() for key, values in jobs.state.items()}
-        light = replace(jobs, models=jobs.models.new_empty(0).cpu(), received=place, state=state)
+        light = replace(jobs, models=[], state=state)
         return replace(order, jobs=light), models[name]
 
     def _forget(self, pool: Pool) -> None:

@@ -8,7 +8,7 @@ ones are a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ from turnout.cohort import plain_sgd, trial
 from turnout.cohort.background import Late
 from turnout.cohort.batches import Drawn, Extent, draw, packed
 from turnout.cohort.graphs import GraphedSGD
-from turnout.cohort.memory import keep_freed_memory
-from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, take
+from turnout.cohort.memory import keep_freed_memory, room_like
+from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
 from turnout.cohort.plan import Plan
 from turnout.cohort.threads import threads
 from turnout.local import reports
@@ -45,7 +45,7 @@ class Jobs:
 
     work: LocalSGD
     keys: NDArray[np.int64]  # [k] the randomness of each job
-    models: Tensor  # [V, P] the distinct models received
+    models: Vectors  # [V, P] the distinct ones received
     received: NDArray[np.int64]  # [k] which of them
     samples: Ragged  # k rows: indices into the pool
     options: dict[str, NDArray[np.float64]]  # [k] numbers of the work that differ between clients
@@ -53,14 +53,15 @@ class Jobs:
     ahead: bool = False  # whether some of them are not waited for yet
 
     def take(self, rows: NDArray[np.int64]) -> Jobs:
-        picked = torch.as_tensor(rows, device=self.models.device)
+        used, received = np.unique(self.received[rows], return_inverse=True)
         return replace(
             self,
             keys=self.keys[rows],
-            received=self.received[rows],
+            models=[self.models[version] for version in used],
+            received=received,
             samples=self.samples.rows(rows),
             options={name: values[rows] for name, values in self.options.items()},
-            state={name: values[picked] for name, values in self.state.items()},
+            state={name: values[torch.as_tensor(rows, device=values.device)] for name, values in self.state.items()},
         )
 
 
@@ -82,6 +83,7 @@ class Trained:
     local: Named  # {"params": [k, P']} what the clients end up with, if asked for
     late: Late | None = None  # rows of the payload that are still being computed
     order: NDArray[np.int64] | None = None  # the job of each row
+    apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
 def _rows(tree: Any, rows: slice) -> Any:
@@ -174,8 +176,7 @@ class Cohort:
         if may_be_late and by_blocks and size.steps.any() and not keep_params:
             if not in_order:
                 jobs, size = jobs.take(order), size._replace(steps=size.steps[order])
-            delta, late = self._plain.begin_training(self._assignment(jobs, size))
-            return Trained({"delta": delta}, {}, {}, late, None if in_order else order)
+            return self._begin(jobs, size, None if in_order else order)
         if in_order and len(order) <= a_call:
             return Trained(*run(jobs, size, keep_params))
         parts = []
@@ -187,6 +188,16 @@ class Cohort:
             back = torch.as_tensor(np.argsort(order), device=self.plan.device)
             joined = tree_map(lambda x: x[back], joined)
         return Trained(*joined)
+
+    def _begin(self, jobs: Jobs, size: Size, order: NDArray[np.int64] | None) -> Trained:
+        """By blocks, under way. Rows of a block that goes ahead lie apart: they are let go one by one, and memory is in
+        pieces of one size."""
+        assigned, clients, model = self._assignment(jobs, size), len(size.steps), jobs.models[0]
+        if jobs.ahead and clients <= CLIENTS_A_BLOCK:
+            apart = [room_like(model) for _ in range(clients)]
+            return Trained({}, {}, {}, self._plain.begin_training(assigned, apart), order, apart)
+        delta = model.new_empty(clients, len(model))
+        return Trained({"delta": delta}, {}, {}, self._plain.begin_training(assigned, delta), order)
 
     def _size(self, jobs: Jobs) -> Size:
         """What there is to do; it is remembered where it is the same for all, as in nearly every synchronous round."""
@@ -273,7 +284,7 @@ class Cohort:
         if len(jobs.models) == 1:  # layers that all share are not copied for each
             prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
         else:
-            prepared = vmap(one)(jobs.models[torch.as_tensor(jobs.received, device=device)], state, local)
+            prepared = vmap(one)(self._plain.received(jobs.models, jobs.received), state, local)
         return prepared
 
     def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:

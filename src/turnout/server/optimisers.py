@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from turnout.cohort.memory import room_like
 from turnout.errors import UserError
 
 
@@ -21,7 +22,7 @@ class Gradient:
     lr: float = 1.0
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
-        return torch.add(model, change, alpha=self.lr)
+        return torch.add(model, change, alpha=self.lr, out=room_like(model))
 
 
 @dataclass

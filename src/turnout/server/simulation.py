@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -213,7 +212,7 @@ class Simulation(Mailbox):
         order = Jobs(
             work,
             random.fold(self._work_keys[clients], batches),
-            jobs[0].received[None] if len(models) == 1 else torch.stack([model for _, model in models.values()]),
+            [model for _, model in models.values()],
             received,
             self.population.samples(clients, at),
             options,
@@ -230,7 +229,7 @@ class Simulation(Mailbox):
         order = Jobs(
             columns.work,
             random.fold(self._work_keys[clients], columns.number),
-            columns.received.unsqueeze(0),
+            [columns.received],
             np.zeros(count, np.int64),
             self.population.samples(clients, np.full(count, columns.sent_at / self._ticks)),
             {},
