@@ -1,9 +1,9 @@
-"""What asynchrony costs: client updates a second of asynchronous against synchronous FedAvg, and of bare schedules.
+"""What asynchrony costs: client updates a second of asynchronous methods against synchronous FedAvg, and of schedules.
 
     python benchmarks/asynchrony.py                       # W4, W3, W3-mlp and W2, 100 clients, F80
     python benchmarks/asynchrony.py --workload W3-mlp --json
 
-Both train the same population with the same model in one process, taking turns, full rounds with history and audit,
+All train the same population with the same model in one process, taking turns, full rounds with history and audit,
 evaluation off; medians over the turns. The first updates (two of every client) are not counted; what is trained ahead
 when a run ends counts for nothing, so runs should be long. A schedule has no model at all.
 """
@@ -69,9 +69,8 @@ def people(workload: Workload) -> Population:
     return Population(workload.inputs[:count], workload.targets[:count], rows, devices=devices.fx(80, CLIENTS))
 
 
-def pace(workload: Workload, algorithm: Algorithm, updates: int, threads: int) -> float:
+def pace(workload: Workload, algorithm: Algorithm, rounds: int, threads: int) -> float:
     watch = Pace(2 * CLIENTS)
-    rounds = updates // CLIENTS if isinstance(algorithm, FedAvg) else updates
     turnout.execute(
         Experiment(
             Task(workload.model),
@@ -86,22 +85,29 @@ def pace(workload: Workload, algorithm: Algorithm, updates: int, threads: int) -
     return watch.updates_a_second
 
 
-def compare(workload: Workload, updates: int, threads: int, repeats: int) -> dict[str, float]:
-    """Medians over repetitions, the two taking turns."""
+def compare(workload: Workload, updates: int, threads: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Medians over repetitions, all taking turns; ratios are of the same turn."""
     local = LocalSGD(workload.lr, workload.epochs, batch_size=workload.batch)
+    kinds: dict[str, tuple[Algorithm, int]] = {  # and how many updates a round has
+        "sync": (FedAvg(local, Full()), CLIENTS),
+        "async": (AsyncFedAvg(local), 1),
+        "fedbuff 10": (FedBuff(local, buffer_size=10), 10),
+        "fedfix 0.5": (FedFix(local, window=0.5), 69),  # 37 or 38 of them every time, the slower ones every other
+    }
     turns = [
-        [pace(workload, algorithm, updates, threads) for algorithm in (FedAvg(local, Full()), AsyncFedAvg(local))]
+        {name: pace(workload, kind, updates // size, threads) for name, (kind, size) in kinds.items()}
         for _ in range(repeats)
     ]
-    sync, asynchronous = (statistics.median(side) for side in zip(*turns, strict=True))
-    ratios = sorted(second / first for first, second in turns)
-    return {
-        "sync": sync,
-        "async": asynchronous,
-        "ratio": statistics.median(ratios),
-        "ratio_min": ratios[0],
-        "ratio_max": ratios[-1],
-    }
+    found = {}
+    for name in kinds:
+        ratios = sorted(turn[name] / turn["sync"] for turn in turns)
+        found[name] = {
+            "updates_a_second": statistics.median(turn[name] for turn in turns),
+            "ratio": statistics.median(ratios),
+            "ratio_min": ratios[0],
+            "ratio_max": ratios[-1],
+        }
+    return found
 
 
 def schedules(events: int) -> dict[str, float]:
@@ -133,11 +139,12 @@ def main() -> None:
     found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads, arguments.repeats) for name in names}
     bare = schedules(200_000)
     if arguments.json:
-        print(json.dumps({"updates_a_second": found, "schedule_arrivals_a_second": bare}, indent=2))
+        print(json.dumps({"workloads": found, "schedule_arrivals_a_second": bare}, indent=2))
         return
-    for name, row in found.items():
-        spread = f"{row['ratio_min']:.2f} to {row['ratio_max']:.2f}"
-        print(f"{name:8} {row['sync']:8.0f} {row['async']:8.0f} updates a second  {row['ratio']:5.2f} x ({spread})")
+    for workload, kinds in found.items():
+        for name, row in kinds.items():
+            spread = f"{row['ratio']:5.2f} x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+            print(f"{workload:8} {name:12} {row['updates_a_second']:8.0f} updates a second  {spread}")
     for name, arrivals in bare.items():
         print(f"schedule {name:20} {arrivals:10,.0f} arrivals a second")
 

@@ -10,7 +10,7 @@ from turnout.cohort.memory import keep_freed_memory, room_like
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3,), (70_001,), (7, 20_011)])
+@pytest.mark.parametrize("shape", [(3,), (600_001,), (7, 90_011)])
 def test_room_is_like_the_vector_and_nobody_elses(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     vector = torch.ones(shape, dtype=dtype)
     one, two = room_like(vector), room_like(vector)
@@ -26,7 +26,7 @@ def test_room_is_like_the_vector_and_nobody_elses(shape: tuple[int, ...], dtype:
 @pytest.mark.skipif(not keep_freed_memory(), reason="another allocator than glibc's")
 def test_a_run_that_replaces_one_model_after_another_does_not_grow() -> None:
     """Of torch's own memory it needs about 500 places here."""
-    model, rng = torch.zeros(100_003), np.random.default_rng(0)
+    model, rng = torch.zeros(300_007), np.random.default_rng(0)
     held = [room_like(model) for _ in range(30)]
     between = [torch.empty(1) for _ in range(500)]
     places = {vector.data_ptr() for vector in held}

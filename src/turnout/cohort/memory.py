@@ -17,7 +17,7 @@ from torch import Tensor
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # mallopt's parameters
 _LINE = 64  # bytes: the alignment of torch's own memory
-_LARGE = 128 << 10  # bytes
+_LARGE = 1 << 20  # bytes: less is not worth the while
 
 
 @cache
