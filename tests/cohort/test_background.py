@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -85,7 +85,7 @@ def test_one_thread_takes_them_in_order() -> None:
 
 def at_hand(table: Table) -> Late:
     """Rows that whoever waits for them computes."""
-    parts = [Part(rows, table.compute, Future()) for rows in PARTS]
+    parts = [Part(rows, table.compute) for rows in PARTS]
     for part in parts:
         part.begun.cancel()
     return Late(parts)
@@ -110,6 +110,23 @@ def test_what_went_wrong_is_raised_where_it_is_asked_for_and_every_time(width: i
     with pytest.raises(ValueError, match="no such sample"):
         late.wait()
     background.call_off()
+
+
+def test_what_was_called_off_is_computed_once_even_if_another_part_cannot_be() -> None:
+    failing = {2}
+
+    def fail(first: int) -> None:
+        if first in failing:
+            raise ValueError("no such sample")
+
+    table = Table(6, fail)
+    late = at_hand(table)
+    with pytest.raises(ValueError, match="no such sample"):
+        late.wait()
+    failing.clear()
+    late.wait()
+    assert table.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert table.begun == [0, 2, 2, 4]
 
 
 def test_who_wants_what_was_called_off_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +243,12 @@ def test_a_block_is_not_waited_for_to_say_what_it_has() -> None:
     assert table.begun == [2]
 
 
+@pytest.mark.parametrize(("rows", "expected"), [([1], [1.5, 2]), ([0, 1], [2, 3])])
+def test_whole_numbers_are_weighed_too(rows: list[int], expected: list[float]) -> None:
+    block = Block({"seen": torch.tensor([[1, 2], [3, 4]])})
+    assert block.weighted_sum("seen", rows, np.full(len(rows), 0.5)).tolist() == expected
+
+
 def cohort(plan: Plan, sizes: tuple[int, ...] = SIZES) -> tuple[Cohort, Jobs]:
     """Of unequal clients, from two versions."""
     task, people, clients = Task(conv, seed=3), images(sizes), np.arange(len(sizes))
@@ -289,6 +312,23 @@ def test_rows_are_withdrawn_only_when_nobody_refers_to_any_of_a_block(kept: list
     assert trained == ([8] if kept == [0] else [8, 4])
     assert torch.equal(first["delta"][0], expected[0])
     whole.close()
+
+
+def test_what_rows_are_made_of_is_let_go_when_they_are_there() -> None:
+    background = Background()
+
+    class Stuff:
+        def __call__(self, _rows: slice) -> None:
+            pass
+
+    stuff = Stuff()
+    gone = weakref.ref(stuff)
+    late = background.spread(stuff, [slice(0, 2)], 1)
+    del stuff
+    background.finish()
+    background.call_off()
+    assert gone() is None
+    late.wait()
 
 
 def test_jobs_that_are_picked_bring_their_models_only() -> None:

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from support import conv, images, local
+from turnout import AsyncFedAvg, Plan, Simulation, Stopping, Task, devices
+from turnout.cohort import memory
 from turnout.cohort.memory import keep_freed_memory, room_like
 
 
@@ -25,7 +28,7 @@ def test_room_is_like_the_vector_and_nobody_elses(shape: tuple[int, ...], dtype:
 
 @pytest.mark.skipif(not keep_freed_memory(), reason="another allocator than glibc's")
 def test_a_run_that_replaces_one_model_after_another_does_not_grow() -> None:
-    """Of torch's own memory it needs about 500 places here."""
+    """Of torch's own memory it would need several times as many places."""
     model, rng = torch.zeros(300_007), np.random.default_rng(0)
     held = [room_like(model) for _ in range(30)]
     between = [torch.empty(1) for _ in range(500)]
@@ -36,3 +39,19 @@ def test_a_run_that_replaces_one_model_after_another_does_not_grow() -> None:
         held.append(room_like(model))
         places.add(held[-1].data_ptr())
     assert len(places) < 60
+
+
+def test_models_and_updates_have_such_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    people, models = images((9,) * 10, devices=devices.fx(80, 10)), []
+    for large in (memory._LARGE, 0):
+        monkeypatch.setattr(memory, "_LARGE", large)
+        server = Simulation(
+            Task(conv, seed=3), people, AsyncFedAvg(local()), stopping=Stopping(25), plan=Plan(threads=2)
+        )
+        models.append(server.run().model)
+    spare = models[1].untyped_storage().nbytes() - models[0].untyped_storage().nbytes()
+    assert spare == 64
+    rows = [job.result[0]["delta"] for job in server._in_flight.values() if job.result is not None]
+    assert rows
+    assert all(row.untyped_storage().nbytes() - row.nbytes == 64 for row in rows)
+    assert torch.equal(*models)

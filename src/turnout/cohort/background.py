@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Barrier, BrokenBarrierError
 
 import torch
@@ -21,13 +21,19 @@ from turnout.cohort.threads import threads
 Compute = Callable[[slice], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Part:
     """Some rows that are being computed."""
 
     rows: slice
-    compute: Compute
-    begun: Future[None]
+    compute: Compute | None  # until it has: it holds what they are made of
+    begun: Future[None] = field(default_factory=Future)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        assert self.compute is not None
+        self.compute(self.rows)
+        self.compute = None
 
     @property
     def there(self) -> bool:
@@ -37,9 +43,9 @@ class Part:
         """Until they are there; what went wrong is raised here. Who wants what was called off computes it."""
         if not self.begun.cancelled():
             self.begun.result()
-            return
-        with threads(1), torch.no_grad():
-            self.compute(self.rows)
+        elif self.compute is not None:
+            with threads(1):
+                self.run()
 
 
 class Background:
@@ -51,7 +57,9 @@ class Background:
     def spread(self, compute: Compute, slices: Sequence[slice], width: int) -> Late:
         """Have so many threads compute these rows, after all that is under way."""
         pool = self._open(width)
-        parts = [Part(rows, compute, pool.submit(torch.no_grad()(compute), rows)) for rows in slices]
+        parts = [Part(rows, compute) for rows in slices]
+        for part in parts:
+            part.begun = pool.submit(part.run)
         self._under_way = [*(one for one in self._under_way if not one.done()), *(part.begun for part in parts)]
         return Late(parts)
 

@@ -63,9 +63,9 @@ class Block(Mapping[str, Tensor]):
     def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
         """`sum_i weights[i] * row_i` over these rows."""
         if len(rows) == 1:
-            row = self._with(name, rows)[rows[0]]
+            row = _real(self._with(name, rows)[rows[0]])
             return torch.mul(row, float(weights[0]), out=room_like(row))
-        values = self.some(name, rows)
+        values = _real(self.some(name, rows))
         if values.is_cuda:
             row = _sent(weights.tobytes(), values.dtype, values.device)
         else:
@@ -91,6 +91,14 @@ class Block(Mapping[str, Tensor]):
     def take(self, rows: Sequence[int]) -> Block:
         """A block of these rows alone."""
         return Block({name: self._with(name, rows)[list(rows)] for name in self._vectors})
+
+
+NOTHING = Block({})
+
+
+def _real(values: Tensor) -> Tensor:
+    """Numbers that can be weighed."""
+    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
 @lru_cache(maxsize=8)

@@ -78,6 +78,7 @@ class Factored:
         self.known: Tensor | None = None  # [C, T, out] products of all inputs with the weights received
 
     def some(self, clients: slice) -> Factored:
+        """Of some clients: views."""
         weight = self.weight if self.weight.ndim == 2 else self.weight[clients]
         bias = None if self.bias is None else self.bias[clients]
         some = Factored(weight, bias, self.inputs[clients], self.asked[clients])

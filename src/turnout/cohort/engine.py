@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turnout.cohort.blocks import Block
+from turnout.cohort.blocks import NOTHING, Block
 from turnout.cohort.carry_out import carry_out
 from turnout.cohort.plan import Plan
 from turnout.cohort.train import Cohort, Jobs
-
-_NOTHING = Block({})
 
 
 class Results(NamedTuple):
@@ -25,7 +23,7 @@ class Results(NamedTuple):
 
 
 class Engine:
-    """This machine: all jobs of a call are one block, or blocks as threads take them, where some are trained ahead."""
+    """This machine. All jobs of a call are one block, or each its own, where threads of their own train some ahead."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -41,7 +39,7 @@ class Engine:
             rows = rows if trained.order is None else [rows[row] for row in trained.order]
             if trained.apart:
                 own = (Block({"delta": update[None]}, trained.late) for update in trained.apart)
-                results += [Results([row], block, _NOTHING, _NOTHING) for row, block in zip(rows, own, strict=True)]
+                results += [Results([row], block, NOTHING, NOTHING) for row, block in zip(rows, own, strict=True)]
                 continue
             payload = Block(trained.payload, trained.late)
             results.append(Results(rows, payload, Block(trained.state), Block(trained.local)))

@@ -32,7 +32,8 @@ def keep_freed_memory() -> bool:
 
 
 def room_like(vector: Tensor) -> Tensor:
-    """Room for another such vector, which for a third one can be used again: aligned here, not by the allocator."""
+    """Room for another such vector; once it is let go it can be used again for a third. It is aligned here, not by the
+    allocator."""
     size = vector.numel() * vector.element_size()
     if vector.device.type != "cpu" or size < _LARGE:
         return torch.empty_like(vector)

@@ -147,7 +147,8 @@ class PlainSGD:
         return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
 
     def begin_training(self, assigned: Assignment, moved: Vectors) -> Late:
-        """The same by blocks of clients; says when its rows are there. The caller keeps to one thread until then."""
+        """The same by blocks of clients, into `moved`; says when its rows are there. The caller keeps to one thread
+        until then."""
         workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
         parts = blocks(len(moved), assigned.ahead)
         course, lr = self._drawing(assigned), self.rate(assigned.lr)
@@ -194,7 +195,7 @@ class PlainSGD:
         parts: Sequence[slice],
         workers: int,
     ) -> Late:
-        """`run` with the course of each block, under way."""
+        """`run` with the course of each block, under way, into `moved`."""
 
         def block(part: slice) -> None:
             own = lr[part] if isinstance(lr, Tensor) else lr

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.blocks import Block
+from turnout.cohort.blocks import NOTHING, Block
 from turnout.cohort.engine import engine_for
 from turnout.cohort.train import Jobs
 from turnout.errors import UserError
@@ -36,7 +36,6 @@ from turnout.server.updates import ARRIVED, Columns, Crew, Job, Updates, by_bloc
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-_NOTHING = Block({})
 
 
 class Simulation(Mailbox):
@@ -248,7 +247,7 @@ class Simulation(Mailbox):
         """Of each client; with the number of a job it is the randomness of that."""
         return random.key(self.seed, "local work", self.population.ids)
 
-    def _attach(self, jobs: list[Job], payload: Block, state: Block = _NOTHING, kept: Block = _NOTHING) -> None:
+    def _attach(self, jobs: list[Job], payload: Block, state: Block = NOTHING, kept: Block = NOTHING) -> None:
         """Give each job its row of what was trained."""
         has_state, has_kept = bool(state), bool(kept)
         for row, job in enumerate(jobs):
