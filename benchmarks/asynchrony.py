@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import time
 
@@ -138,8 +139,9 @@ def main() -> None:
     names = arguments.workload or ["W4", "W3", "W3-mlp", "W2"]
     found = {name: compare(WORKLOADS[name], arguments.updates, arguments.threads, arguments.repeats) for name in names}
     bare = schedules(200_000)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     if arguments.json:
-        print(json.dumps({"workloads": found, "schedule_arrivals_a_second": bare}, indent=2))
+        print(json.dumps({"workloads": found, "schedule_arrivals_a_second": bare, "peak_mib": peak}, indent=2))
         return
     for workload, kinds in found.items():
         for name, row in kinds.items():
@@ -147,6 +149,7 @@ def main() -> None:
             print(f"{workload:8} {name:12} {row['updates_a_second']:8.0f} updates a second  {spread}")
     for name, arrivals in bare.items():
         print(f"schedule {name:20} {arrivals:10,.0f} arrivals a second")
+    print(f"peak {peak:,} MiB")
 
 
 if __name__ == "__main__":
