@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
-from turnout.files import as_json_text, write_durably, write_text
+from turnout.files import as_json_text, read_json, write_durably, write_tensors, write_text
 from turnout.observe.accounting import accountants
 from turnout.observe.audit import Audit, Findings
 from turnout.observe.efficiency import Efficiency
@@ -25,6 +23,7 @@ from turnout.observe.observer import Observer
 from turnout.observe.views import Columns, Views
 from turnout.population.population import Population
 from turnout.robustness.watch import REPORT, Screening, Watch
+from turnout.run_folder import FORMAT, RunFolder, examine, locked
 from turnout.server.checkpoint import Checkpoints
 from turnout.server.privacy import Privacy
 from turnout.server.server import Server
@@ -33,6 +32,8 @@ from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
 from turnout.unlearning.sensitivity import Sensitivity
 from turnout.unlearning.settings import Unlearning
+
+_RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
 
 
 @dataclass
@@ -138,10 +139,35 @@ def execute(
     from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
     the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `kind` makes the
     server that carries it out."""
+    if folder is None:
+        return _execute(experiment, None, checkpoint_every, False, observers, kind)
+    run = RunFolder(folder)
+    with locked(folder):
+        if not resume:
+            run.make(overwrite)
+        try:
+            return _execute(experiment, run, checkpoint_every, resume, observers, kind, configuration)
+        except Exception:
+            if not run.has_checkpoint:
+                run.undo()
+            raise
+
+
+def _execute(
+    experiment: Experiment,
+    run: RunFolder | None,
+    checkpoint_every: int,
+    resume: bool,
+    observers: Sequence[Observer],
+    kind: Callable[..., Server],
+    configuration: str | None = None,
+) -> Result:
+    folder = None if run is None else run.path
+    remarks = [] if run is None or not resume else examine("resume", run.path, _RESUMED)
     history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
-        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
+        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint, run)
         log = Log(folder / "log.txt")
     server = kind(
         experiment.task,
@@ -172,27 +198,29 @@ def execute(
         watch = Watch(experiment.screening, None if folder is None else folder / "detectors")
         server.observers.append(watch)
     if resume:
-        lost = _restore(server, history, checkpoints)
+        lost = _restore(server, history, checkpoints, remarks)
         for account in accounts.values():
             account.lose(lost)
-    elif folder is not None:
-        _new_folder(folder, overwrite)
-    if folder is not None:
-        (folder / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
+    if run is not None:
+        run.seal(without=_RESUMED)
+        (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
-            write_text(folder / "config.toml", configuration)
-        write_text(folder / "plan.json", as_json_text(server.plan.as_dict()))
+            write_text(run.path / "config.toml", configuration)
+        write_text(run.path / "plan.json", as_json_text({**server.plan.as_dict(), "format": FORMAT}))
+        run.seal()
     try:
         server.run()
     except UserError:
-        if folder is not None and not resume and server.version == 0:
-            shutil.rmtree(folder)  # nothing half-written
+        if run is not None and server.version == 0:
+            run.undo()
         raise
     spent = {} if energy is None else energy.findings
     privacy = open_noise | {kind: account.findings for kind, account in accounts.items()}
     result = Result(server, history, audit.findings, efficiency.findings | spent, sensitivity, watch, privacy)
-    if folder is not None:
-        _write_result(result, folder)
+    if run is not None:
+        _write_result(result, run.path)
+        run.seal(finished=True)
+        run.settle()
     return result
 
 
@@ -208,13 +236,16 @@ def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
     """On resume, the choices recorded when the run began; where it is computed is chosen anew."""
     if not resume or folder is None or not (folder / "plan.json").exists():
         return plan
-    recorded = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    recorded.pop("torch")
-    return replace(Plan(**recorded), address=plan.address, workers=plan.workers)
+    recorded = read_json(folder / "plan.json")
+    try:
+        known = Plan(**{part.name: recorded[part.name] for part in fields(Plan)})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"resume: {folder / 'plan.json'} is not the plan of a run; restore it") from error
+    return replace(known, address=plan.address, workers=plan.workers)
 
 
-def _restore(server: Server, history: History, checkpoints: Checkpoints | None) -> int:
-    """Returns how many rounds may have been computed and lost."""
+def _restore(server: Server, history: History, checkpoints: Checkpoints | None, remarks: Sequence[str]) -> int:
+    """Returns how many rounds may have been computed and lost. `remarks` name files that are written again."""
     if checkpoints is None:
         raise UserError("resume: only a run in a folder can be resumed")
     if not checkpoints.any():
@@ -224,6 +255,8 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints | None) 
     passed_over = checkpoints.load(server)
     for sentence in passed_over:
         server.log("damaged_checkpoint", what=sentence)
+    for sentence in remarks:
+        server.log("damaged_file", what=f"{sentence}; what its checkpoint allows is computed again")
     server.log("resumed")
     return checkpoints.every * (1 + len(passed_over))
 
@@ -231,27 +264,12 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints | None) 
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from safetensors.torch import save_file
 
     state = {name: value.contiguous() for name, value in result.state_dict().items()}
-    write_durably(folder / "model.safetensors", lambda path: save_file(state, path))
+    write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
     audit = result.audit
     columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
     summary = {**result.summary(), "clients": columns}
     write_text(folder / "result.json", as_json_text(summary))
-
-
-def _new_folder(folder: Path, overwrite: bool) -> None:
-    """A new, empty folder for a run; an old run is only replaced when asked for, and nothing else ever is."""
-    if folder.exists() and any(path.suffix != ".partial" for path in folder.iterdir()):
-        if not overwrite:
-            raise UserError(
-                f"run.name: {folder} already holds a run; choose another run.name, pass --overwrite to replace it, "
-                f"or continue it with: turnout resume {folder}"
-            )
-        if not (folder / "plan.json").exists():
-            raise UserError(f"run.name: {folder} is not empty and not a run; it is not overwritten")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)

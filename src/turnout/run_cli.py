@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from turnout import config
-from turnout.command import print_json
-from turnout.display import client_columns, show_summary
+from turnout.command import print_json, remark
+from turnout.display import client_columns, out, show_summary
+from turnout.observe.observer import Event, Observer
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
+from turnout.run_folder import free_name
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.watching import NOBODY, Watching
+
+
+def where(settings: config.RunSettings, complete: config.Settings, named: bool) -> tuple[config.RunSettings, Path]:
+    """Choose the folder of a new run: the next free one, unless its name was given."""
+    folder = Path(settings.folder) / settings.name
+    if not named:
+        folder = free_name(folder)
+        complete["run"]["name"] = folder.name
+    return replace(settings, name=folder.name), folder
+
+
+class Remarks(Observer):
+    """Say on stderr what was found damaged, beside the log."""
+
+    def on_event(self, server: Server, event: Event) -> None:
+        if event.kind in ("damaged_checkpoint", "damaged_file", "restarted"):
+            remark(str(fact) for fact in event.facts.values())
 
 
 def carry_out(
@@ -38,7 +58,7 @@ def carry_out(
             resume=resume,
             overwrite=overwrite,
             configuration=config.as_toml(complete),
-            observers=[*trackers, *([screen] if screen else [])],
+            observers=[Remarks(), *trackers, *([screen] if screen else [])],
             kind=kind,
         )
     if settings.report:
@@ -47,5 +67,7 @@ def carry_out(
         print_json({"run": str(folder), **result.summary()})
     else:
         show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
+        if (folder / "report.html").exists():
+            out.print(f"Report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     if result.server.stopped and result.server.stopped.startswith("diverged"):
         raise typer.Exit(1)

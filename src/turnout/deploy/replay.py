@@ -3,7 +3,6 @@ it. What clients computed is computed here, so the model is the same up to round
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from turnout.deploy.jobs import new_jobs
 from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
 from turnout.errors import UserError
+from turnout.files import read_json, read_tensors
 from turnout.observe.history import History
 from turnout.population.population import Population
 from turnout.run import Experiment
@@ -89,17 +89,15 @@ def as_recorded(population: Population) -> Population:
 
 def difference(experiment: Experiment, folder: Path) -> dict[str, float]:
     """Replay the run of a folder: the largest difference between a parameter of its model and the same one here."""
-    from safetensors.torch import load_file
-
     history, timeline = History(folder), Timeline(folder / "arrivals")
     assert history.jobs is not None
     for table in (history.jobs, timeline.table):
         assert table.folder is not None
         table.segments = sorted(path.name for path in table.folder.glob("*.parquet"))
-    rounds = int(json.loads((folder / "result.json").read_text(encoding="utf-8"))["rounds"])
+    rounds = int(read_json(folder / "result.json")["rounds"])
     jobs = history.jobs.read()
     server = replay(experiment, jobs, timeline.rows(), rounds)
-    recorded = server.task.from_state_dict(load_file(folder / "model.safetensors"))
+    recorded = server.task.from_state_dict(read_tensors(folder / "model.safetensors"))
     largest = float((server.output - recorded.to(server.output)).abs().max())
     return {"rounds": rounds, "jobs": len(jobs["job"]), "difference": largest}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from turnout.errors import UserError, unknown
-from turnout.files import write_durably
+from turnout.files import write_tensors
 
 _WAITING = 16  # models in memory at most, where there is a folder
 
@@ -37,10 +37,7 @@ def stored_bytes(
 
 
 def write_model(path: Path, model: Tensor) -> None:
-    from safetensors.torch import save_file
-
-    stored = {"model": model.detach().cpu().contiguous().clone()}
-    write_durably(path, lambda partial: save_file(stored, partial))
+    write_tensors(path, {"model": model.detach().cpu().contiguous().clone()})
 
 
 def read_model(path: Path) -> Tensor:

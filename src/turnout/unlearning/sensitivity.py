@@ -8,7 +8,6 @@ bound's proof needs and a run may not grant is noted in `facts`, for the certifi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from turnout.errors import UserError
-from turnout.files import as_json_text, write_text
+from turnout.files import append_lines, as_json_text, write_text
 from turnout.observe.observer import Observer, Round
 from turnout.random import FloatArray
 from turnout.server.updates import Job, Updates
@@ -142,10 +141,7 @@ class Sensitivity(Observer):
         if self.folder is None:
             return
         write_text(self.folder / "facts.json", as_json_text(self.facts))
-        with (self.folder / "table.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in self.table.lines(self._written))
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.folder / "table.jsonl", self.table.lines(self._written), sync=True)
         self._written = len(self.table)
 
     def on_end(self, server: Server) -> None:
