@@ -259,7 +259,8 @@ def build(
     if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
         extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
-    plan: Plan = make("engine", Plan)
+    plan: Plan = make("engine", Plan).with_threads()
+    complete["engine"]["threads"] = plan.threads  # the bits depend on it
     complete["network"] = {}  # a plain ring, or a server
     if "network" in options_of(algorithm_class):
         extra |= _network(run, population, task, plan, local, given, make)
@@ -283,6 +284,8 @@ def build(
         privacy=make("privacy", Privacy) if given["privacy"] else None,
     )
     experiment.fingerprint = fingerprint(complete)
+    threads = given["engine"].get("threads", 0)
+    experiment.former = fingerprint({**complete, "engine": {**complete["engine"], "threads": threads}})
     return experiment, run, complete
 
 

@@ -24,7 +24,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 def cannot_write(path: Path, error: OSError) -> UserError:
     """One sentence about a file or folder that the system refuses."""
     remedy = "; free some, then go on with what was interrupted" if error.errno in _NO_ROOM else ""
-    return UserError(f"{path}: cannot be written ({error.strerror or error}){remedy}")
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return UserError(f"{path}: cannot be written ({why}){remedy}")
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:

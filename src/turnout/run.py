@@ -48,6 +48,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     plan: Plan = field(default_factory=Plan)
     fingerprint: str = ""  # of the configuration; a checkpoint of another is refused
+    former: str = ""  # what version 0.1 made of the same configuration
     unlearning: Unlearning | None = None  # track what forgetting a client will need
     screening: Screening | None = None  # detectors that look at updates before they count
     privacy: Privacy | None = None  # noise that hides what a client has contributed
@@ -140,6 +141,8 @@ def execute(
     the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `kind` makes the
     server that carries it out."""
     if folder is None:
+        if resume:
+            raise UserError("resume: only a run in a folder can be resumed")
         return _execute(experiment, None, checkpoint_every, False, observers, kind)
     run = RunFolder(folder)
     with locked(folder):
@@ -167,7 +170,8 @@ def _execute(
     history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
-        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint, run)
+        names = experiment.fingerprint, run, experiment.former
+        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, *names)
         log = Log(folder / "log.txt")
     server = kind(
         experiment.task,
@@ -197,7 +201,7 @@ def _execute(
             )
         watch = Watch(experiment.screening, None if folder is None else folder / "detectors")
         server.observers.append(watch)
-    if resume:
+    if checkpoints is not None and resume:
         lost = _restore(server, history, checkpoints, remarks)
         for account in accounts.values():
             account.lose(lost)
@@ -244,10 +248,8 @@ def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
     return replace(known, address=plan.address, workers=plan.workers)
 
 
-def _restore(server: Server, history: History, checkpoints: Checkpoints | None, remarks: Sequence[str]) -> int:
+def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks: Sequence[str]) -> int:
     """Returns how many rounds may have been computed and lost. `remarks` name files that are written again."""
-    if checkpoints is None:
-        raise UserError("resume: only a run in a folder can be resumed")
     if not checkpoints.any():
         history.clear()
         server.log("restarted", why="no checkpoint had been written")

@@ -10,7 +10,7 @@ import typer
 
 from turnout import config
 from turnout.command import print_json, remark
-from turnout.display import client_columns, out, show_summary
+from turnout.display import client_columns, show_summary
 from turnout.observe.observer import Event, Observer
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
@@ -67,7 +67,5 @@ def carry_out(
         print_json({"run": str(folder), **result.summary()})
     else:
         show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
-        if (folder / "report.html").exists():
-            out.print(f"Report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     if result.server.stopped and result.server.stopped.startswith("diverged"):
         raise typer.Exit(1)

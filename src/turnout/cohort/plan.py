@@ -29,7 +29,7 @@ class Plan:
     device: str = "cpu"
     engine: str = "auto"
     precision: str = "float32"
-    threads: int = 0  # 0: all cores, resolved once; with ray, one for each worker
+    threads: int = 0  # 0: all cores, counted once and written into the run; with ray, one for each worker
     memory_mib: int = 2048  # for what a training call holds at once
     kernels: str = "auto"  # for plain SGD: written out where the model is a chain of common layers, or the general form
     convolution: str = "auto"  # which form of it, of those in `convolutions.FORMS`
@@ -55,6 +55,10 @@ class Plan:
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
 
+    def with_threads(self) -> Plan:
+        """The plan with a number of threads: all cores of this machine, unless one was given."""
+        return replace(self, threads=self.threads or (1 if self.engine == "ray" else os.cpu_count() or 1))
+
     def resolve(self, task: Task) -> Plan:
         """The plan with every `auto` decided for this model on this device."""
         try:
@@ -67,8 +71,7 @@ class Plan:
         if engine == "auto":
             slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())
             engine = "sequential" if slow else "vectorised"
-        every = 1 if engine == "ray" else os.cpu_count() or 1
-        return replace(self, engine=engine, threads=self.threads or every)
+        return replace(self.with_threads(), engine=engine)
 
     def on_one_machine(self, task: Task) -> Plan:
         """How each of those computes who share the work."""

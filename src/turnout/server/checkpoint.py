@@ -30,13 +30,16 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 class Checkpoints:
-    """Checkpoints of one run in one folder. `fingerprint` names the configuration; another one is refused. A checkpoint
-    knows the digests of the files in `run` without which it cannot be resumed."""
+    """Checkpoints of one run in one folder. `fingerprint` names the configuration, as `former` did in version 0.1;
+    another one is refused. A checkpoint knows the digests of the files in `run` without which it cannot be resumed."""
 
-    def __init__(self, folder: Path, every: int = 10, fingerprint: str = "", run: RunFolder | None = None) -> None:
+    def __init__(
+        self, folder: Path, every: int = 10, fingerprint: str = "", run: RunFolder | None = None, former: str = ""
+    ) -> None:
         if every < 1:
             raise UserError(f"run.checkpoint_every: {every} must be at least 1")
         self.folder, self.every, self.fingerprint, self.run = folder, every, fingerprint, run
+        self.former = former or fingerprint
 
     def due(self, version: int) -> bool:
         return version % self.every == 0
@@ -75,12 +78,12 @@ class Checkpoints:
             except (OSError, ValueError, KeyError) as error:
                 passed_over.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
                 continue
-            if facts.pop("fingerprint") != self.fingerprint:
-                raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
             if facts.pop("format", 1) != FORMAT:
                 raise UserError(
                     f"checkpoint {path.name}: it was written by another version of Turnout; start a new run"
                 )
+            if facts.pop("fingerprint") not in (self.fingerprint, self.former):
+                raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
             lasting = facts.pop("files", {})
             damaged = self.run.damaged(lasting) if self.run is not None else None
             if damaged is not None:
