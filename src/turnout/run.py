@@ -53,6 +53,9 @@ class Experiment:
     screening: Screening | None = None  # detectors that look at updates before they count
     privacy: Privacy | None = None  # noise that hides what a client has contributed
 
+    def __post_init__(self) -> None:
+        self.task, self.population = self.task.seeded(self.seed), self.population.seeded(self.seed)
+
 
 @dataclass(repr=False)
 class Result(Views):
@@ -70,6 +73,11 @@ class Result(Views):
     def measures(self) -> dict[str, float]:
         """The last evaluation."""
         return self.server.measures
+
+    @property
+    def population(self) -> Population:
+        """The clients as this run had them: dealt by its seed, unless they had their own."""
+        return self.server.whole_population
 
     @property
     def model(self) -> torch.Tensor:
@@ -111,7 +119,9 @@ class Result(Views):
 def simulate(
     task: Task, population: Population, algorithm: Algorithm, rounds: int | None = 100, *, seed: int = 0, **options: Any
 ) -> Result:
-    """Train in virtual time, in memory.
+    """Train in virtual time, in memory. The seed governs all that is drawn: the first model, who has which samples,
+    what happens to the clients, their batches. `Task(seed=...)` and `Population.of(seed=...)` fix their own part of it;
+    `result.population` is what the run had.
 
     >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
     >>> result.measures["test_accuracy"], result.audit.never_heard

@@ -165,21 +165,26 @@ class Task:
     >>> task = Task(torch.nn.Linear(64, 10), loss="cross_entropy")
     >>> losses = task.losses(task.initial, inputs, targets)         # [B]
 
-    `model` is a module, or a function without arguments that builds one (then `seed` fixes its initial weights).
+    `model` is a module, or a function without arguments that builds one (then its first weights
+    are drawn by the seed of the run, unless `seed` is given).
     `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns one value a sample.
     """
+
+    _build: Callable[[], nn.Module] | None = None
+    _seed, _seed_given = 0, False
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
         metrics: Mapping[str, SampleFunction] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
-        self._build, self._seed = None if isinstance(model, nn.Module) else model, seed
+        self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
+            self._build = model
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.manual_seed(self._seed)
                 model = model()
         offender = find_batchnorm(model)
         if offender is not None:
@@ -217,12 +222,22 @@ class Task:
         moved.initial = self.initial.to(device=device, dtype=dtype)
         return moved
 
+    def seeded(self, seed: int) -> Task:
+        """The same task, whose first weights are drawn by the seed of a run, unless they or their seed were given."""
+        build = self._build
+        if build is None or self._seed_given or seed == self._seed:
+            return self
+        drawn = Task(build, self.loss, self.metrics, seed).to(self.initial.device, self.initial.dtype)
+        task = copy.copy(self)
+        task.module, task.initial, task._seed = drawn.module, drawn.initial, seed
+        return task
+
     def starting_from(self, model: Tensor) -> Task:
         """The same task, whose training begins with these parameters `[P]`."""
         if model.shape != self.initial.shape:
             raise UserError(f"task: {len(model)} parameters to start from, the model has {self.size}")
         started = copy.copy(self)
-        started.initial = model.clone().to(self.initial.device)
+        started.initial, started._seed_given = model.clone().to(self.initial.device), True
         return started
 
     @property

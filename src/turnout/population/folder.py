@@ -70,7 +70,7 @@ def _described(place: str, value: Any, columns: dict[str, NDArray[Any]]) -> Any:
         return {"tensor": place}
     module = type(value).__module__
     if is_dataclass(value) and module.startswith(f"{_PACKAGE}."):
-        own = {part.name: getattr(value, part.name) for part in fields(value) if part.init}
+        own = {part.name: getattr(value, part.name) for part in fields(value) if part.init and part.name != "dealt"}
         parts = {name: _described(f"{place}.{name}", part, columns) for name, part in own.items()}
         return {"class": f"{module.removeprefix(f'{_PACKAGE}.')}.{type(value).__name__}", "parts": parts}
     kind = type(value).__name__

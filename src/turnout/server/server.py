@@ -150,7 +150,7 @@ class Server:
         privacy: Privacy | None = None,
     ) -> None:
         self.algorithm, self.seed = algorithm, seed
-        task = algorithm.trained_task(task)
+        task, population = algorithm.trained_task(task.seeded(seed)), population.seeded(seed)
         self.whole_population = population  # the one evaluated
         self.population = algorithm.training_population(population)
         self.plan = (plan or Plan()).resolve(task)
