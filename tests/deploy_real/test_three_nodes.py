@@ -61,7 +61,7 @@ def test_a_deployed_run_is_replayed(network: Network, name: str, options: list[s
     run = network.run(name)
     assert result(run)["audit"]["contributions"] >= 6
     found = network.replayed(run)
-    assert found["difference"] <= 1e-6
+    assert found["difference"] == 0
     assert found["jobs"] >= 6
 
 
@@ -80,7 +80,7 @@ def test_a_client_killed_in_mid_round(network: Network) -> None:
     assert {(row["client"], row["weight"], row["outcome"]) for row in lost} == {(2, 0.0, "offline")}
     assert result(run)["audit"]["failures"] == {"offline": len(lost)}
     assert result(run)["rounds"] == 3
-    assert network.replayed(run)["difference"] <= 1e-6
+    assert network.replayed(run)["difference"] == 0
 
 
 def test_a_server_killed_in_mid_round(network: Network) -> None:
@@ -96,7 +96,7 @@ def test_a_server_killed_in_mid_round(network: Network) -> None:
     names = [(row["client"], row["job"]) for row in jobs(run)]
     assert len(names) == len(set(names)) == 9
     assert result(run)["audit"]["contributions"] == 9
-    assert network.replayed(run)["difference"] <= 1e-6
+    assert network.replayed(run)["difference"] == 0
 
 
 def test_a_node_with_a_wrong_key_or_without_the_certificate_is_refused(network: Network, tmp_path: Path) -> None:
