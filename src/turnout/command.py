@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from turnout.display import err
-from turnout.errors import UserError
+from turnout.errors import FailedError, UserError
 from turnout.files import as_json_text
 
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
@@ -21,12 +21,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit code 2."""
+    """A user's mistake is one sentence on stderr and exit code 2, a run that failed one and exit code 1."""
     try:
         yield
-    except UserError as error:
+    except (UserError, FailedError) as error:
         err.print(f"[red]turnout:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+        raise typer.Exit(2 if isinstance(error, UserError) else 1) from error
 
 
 def print_json(document: Any) -> None:

@@ -19,8 +19,8 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from turnout.deploy import enrol, keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
 from turnout.deploy.processes import Child, environment, free_port, program
-from turnout.deploy.server_app import FOLDER, MISTAKE, RUN
-from turnout.errors import UserError
+from turnout.deploy.server_app import FAILURE, FOLDER, MISTAKE, RUN
+from turnout.errors import FailedError, UserError
 
 _APP = b"""\
 [project]
@@ -95,7 +95,8 @@ class Link:
 
     def start(self, run: Path) -> int:
         """Begin a run, or go on with it; its number."""
-        (self.folder / MISTAKE).unlink(missing_ok=True)
+        for name in (MISTAKE, FAILURE):
+            (self.folder / name).unlink(missing_ok=True)
         content, _ = build_fab_from_files({"pyproject.toml": _APP})
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         options = {FOLDER: str(self.folder), RUN: str(run.resolve())}
@@ -108,7 +109,7 @@ class Link:
         return str(run.status.sub_status) if run.status.status == "finished" else None
 
     def carry_out(self, run: Path, poll: float = 0.5) -> None:
-        """Start a run and wait for its end; a server that was killed is started again, and goes on."""
+        """Start a run and wait for its end; a server that was killed or has failed is started again, and goes on."""
         for _ in range(1 + _RESTARTS):
             number = self.start(run)
             while (how := self.finished(number)) is None:
@@ -119,7 +120,9 @@ class Link:
                 return
             if (self.folder / MISTAKE).exists():
                 raise UserError((self.folder / MISTAKE).read_text(encoding="utf-8"))
-        raise UserError(f"deploy: the server failed {1 + _RESTARTS} times; see {self.child.log}:\n{self.child.tail()}")
+        told = self.folder / FAILURE
+        why = told.read_text(encoding="utf-8") if told.exists() else f"the server was killed:\n{self.child.tail()}"
+        raise FailedError(f"deploy, for the {1 + _RESTARTS}th time: {why}; see {run / 'log.txt'} and {self.child.log}")
 
 
 def node(folder: Path, address: str) -> Child:

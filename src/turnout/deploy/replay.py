@@ -1,6 +1,6 @@
 """A deployed run again, in virtual time: every job ends when and how it did, in the order in which the server learnt of
-it. What clients computed is computed here, client by client as they did: the model is the same, to the bit where machines
-round alike."""
+it. What clients computed is computed here, each alone as it was: the model is the same, to the bit where machines round
+alike."""
 
 from __future__ import annotations
 

@@ -11,16 +11,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from turnout.deploy import shard
+from turnout.deploy.app import why
 from turnout.deploy.enrol import Enrolment
 from turnout.deploy.presence import Timeline
 from turnout.deploy.server import Deployment
 from turnout.deploy.settings import Deploy
-from turnout.errors import UserError
+from turnout.errors import FailedError, UserError
 from turnout.files import write_text
 from turnout.run import execute
 
 FOLDER, RUN = "folder", "run"  # of the run's configuration
 MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
+FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 
 app = ServerApp()
 
@@ -63,4 +65,8 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, folder, run)
     except UserError as error:
         write_text(folder / MISTAKE, str(error))
+        raise
+    except Exception as error:
+        sentence = str(error) if isinstance(error, FailedError) else f"the server failed: {why(error)}"
+        write_text(folder / FAILURE, sentence)
         raise
