@@ -11,8 +11,9 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def _agrees(answer: Any, right: Any) -> bool:
     return all(sound)
 
 
-def verdicts(count: int, seed: int, first: int = 0, see: Callable[[int], None] = lambda _: None) -> Counter[str]:
+def verdicts(count: int, seed: int, first: int = 0) -> Counter[str]:
     """How often each came out, of so many mutations."""
     kinds, found = honest(), Counter[str]()
     for number in range(first, first + count):
@@ -134,12 +135,11 @@ def verdicts(count: int, seed: int, first: int = 0, see: Callable[[int], None] =
         found[how] += 1
         if how.startswith(("exception", "accepted wrongly")):
             found[f"  {base.kind}, number {number}: {how}"] += 1
-        see(number)
     return found
 
 
-def wrong(found: Counter[str]) -> Iterator[str]:
-    return (how for how in found if how.startswith(("exception", "accepted wrongly", "  ")))
+def wrong(found: Counter[str]) -> list[str]:
+    return [how for how in found if how.startswith(("exception", "accepted wrongly", "  "))]
 
 
 def main() -> int:
@@ -147,18 +147,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-
-    def see(number: int) -> None:
-        if (number + 1) % 100_000 == 0:
-            print(f"... {number + 1}", file=sys.stderr, flush=True)
-
-    found = verdicts(options.count, options.seed, options.first, see)
+    found, end = Counter[str](), options.first + options.count
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        starts = range(options.first, end, 10_000)
+        blocks = [pool.submit(verdicts, min(10_000, end - start), options.seed, start) for start in starts]
+        for done, block in enumerate(blocks, 1):
+            found += block.result()
+            print(f"\r{min(done * 10_000, options.count)} of {options.count}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     for name in ("accepted rightly", "rejected", "rejected, though it could be read", "accepted wrongly"):
         print(f"{name}: {found[name]}")
     print(f"exceptions: {sum(number for how, number in found.items() if how.startswith('exception'))}")
-    print("\n".join(list(wrong(found))[:50]))
-    return any(wrong(found))
+    print("\n".join(wrong(found)[:50]))
+    return bool(wrong(found))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class Honest(NamedTuple):
     kind: str
     asked: Training | Evaluation
     said: RecordDict | Error
+    parts: tuple[str, Parts]  # as it travels
 
 
 def honest() -> list[Honest]:
@@ -69,15 +70,16 @@ def honest() -> list[Honest]:
     names = {"client": 1, "job": 3}
     measures = {f"{split}_{name}": 0.75 for split in ("train", "validation", "test") for name in ("loss", "accuracy")}
     sizes = {"train_samples": 9, "validation_samples": 0, "test_samples": 4}
-    return [
-        Honest("training", TRAINING, update(TRAINING)),
-        Honest("training with state", STATEFUL, update(STATEFUL)),
-        Honest("question", TRAINING, _content({**names, "needs": "model"}, "payload", {})),
-        Honest("question", STATEFUL, _content({**names, "needs": "state"}, "payload", {})),
-        Honest("error", TRAINING, Error(6, "traceback\nValueError: no")),
-        Honest("error", EVALUATION, Error(1, "the node is gone")),
-        Honest("evaluation", EVALUATION, _content({**measures, **sizes}, "measures", {})),
+    kinds: list[tuple[str, Training | Evaluation, RecordDict | Error]] = [
+        ("training", TRAINING, update(TRAINING)),
+        ("training with state", STATEFUL, update(STATEFUL)),
+        ("question", TRAINING, _content({**names, "needs": "model"}, "payload", {})),
+        ("question", STATEFUL, _content({**names, "needs": "state"}, "payload", {})),
+        ("error", TRAINING, Error(6, "traceback\nValueError: no")),
+        ("error", EVALUATION, Error(1, "the node is gone")),
+        ("evaluation", EVALUATION, _content({**measures, **sizes}, "measures", {})),
     ]
+    return [Honest(kind, asked, said, cut(said)) for kind, asked, said in kinds]
 
 
 def _content(said: dict[str, Any], name: str, arrays: dict[str, Array]) -> RecordDict:
@@ -285,9 +287,9 @@ def mutated(seed: int, number: int, kinds: list[Honest]) -> tuple[Honest, str, P
     for _ in range(spoken):
         said = _error(random, said) if isinstance(said, Error) else _said(random, said)
     try:
-        root, parts = cut(said)
+        root, parts = cut(said) if spoken else base.parts
     except Exception:  # more than Flower can write: nothing to send
-        root, parts = cut(base.said)
+        root, parts = base.parts
     for _ in range(changes - spoken):
         root, parts = _parts(random, root, parts) if parts else (root, parts)
     return base, root, parts
