@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from random import Random
 from typing import Any, NamedTuple
 
@@ -11,15 +12,15 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.task_identity import TaskIdentity
 
 from turnout.deploy.screen import Evaluation, Training
 
 Parts = dict[str, bytes]
 COUNTS = {"client": 1, "job": 3, "samples": 9, "steps": 6}
-TRAINING = Training(COUNTS, {"delta": (12,), "matrix": (2, 3), "loss": ()}, torch.float32, ("model",))
-STATEFUL = Training(COUNTS, {"delta": (12,), "control": (12,)}, torch.float64, ("state",))
+TRAINING = Training(COUNTS, {"delta": (2, 3), "loss": ()}, torch.float32, ("model",))
+STATEFUL = Training(COUNTS, {"delta": (12,)}, torch.float64, ("state",))
 EVALUATION = Evaluation(frozenset({"loss", "accuracy"}), {"train": 9, "test": 4, "validation": None})
 NUMBERS = [
     0, 1, -1, 3, 6, 9, 4, 5, 10, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), True, False, 0.0, -0.0, 0.5, 1.0, 1.1,
@@ -92,8 +93,17 @@ def cut(said: RecordDict | Error) -> tuple[str, Parts]:
     asked = Message(RecordDict(), 1001, "train", ttl=1000.0)
     asked.metadata.__dict__["_message_id"] = "asked"
     reply = Message(said, reply_to=asked)
+    parts: Parts = {}
     with no_object_id_recompute():
-        return reply.object_id, {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        for part in _children_first(reply):
+            parts[part.object_id] = part.deflate()
+        return reply.object_id, parts
+
+
+def _children_first(part: Any) -> Iterator[Any]:
+    for child in (part.children or {}).values():
+        yield from _children_first(child)
+    yield part
 
 
 # -- mutations of what is said ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,8 +27,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from turnout.deploy.screen import RejectedError, Rejection
 
-_WORDS = 1 << 18  # bytes of a reply beside the numbers of its arrays
-_PARTS = 1 << 12  # of a reply
+_WORDS = 1 << 18  # bytes of a reply beside the numbers of its arrays, and the names of their parts
+_PARTS = 1 << 12  # of a reply, and one for each MiB
 _NUMBERS = b"ArrayChunk "  # how a part that holds numbers of an array begins
 
 
@@ -51,7 +52,7 @@ class Reply:
         self.parts[name] = part
         self.size += len(part)
         self.words += 0 if part.startswith(_NUMBERS) else len(part)
-        if self.size - self.words > self.most or self.words > _WORDS:
+        if self.size - self.words > self.most or self.words > _WORDS + self.most // 4096:
             self.refused, self.parts = Rejection.TOO_LARGE, {}
 
     def opened(self) -> RecordDict | Error:
@@ -106,16 +107,15 @@ class Inbox:
         for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             about = message.metadata
             parts = list(dict.fromkeys(part.object_id for part in iterate_object_tree(tree)))
-            reply = Reply(about.reply_to_message_id, about.src_node_id, about.message_id, parts)
-            if len(parts) > _PARTS:
-                reply.refused = Rejection.TOO_LARGE
-            replies.append(reply)
+            replies.append(Reply(about.reply_to_message_id, about.src_node_id, about.message_id, parts))
         return replies
 
     def _fetched(self, reply: Reply, most: Mapping[str, int]) -> bool:
         """Fetch what is there of a reply; whether that is all, or all there is to know."""
         client, run = self._grid._runtime_client, self._grid.run.run_id
         reply.most = most.get(reply.to, 0)
+        if len(reply.missing) > _PARTS + (reply.most >> 20):
+            reply.refused = Rejection.TOO_LARGE
         while reply.to in most and reply.missing and reply.refused is None and not reply.lost:
             name = reply.missing[-1]
             try:
@@ -128,7 +128,7 @@ class Inbox:
             reply.lost = not found.object_found
             reply.missing.pop()
             reply.add(name, found.object_content)
-        client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=reply.root)
-        )
+        done = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=reply.root)
+        with suppress(httpx.HTTPStatusError):
+            client.ConfirmMessageReceived(done)
         return True
