@@ -30,7 +30,7 @@ from turnout.random import FloatArray
 from turnout.report import read
 from turnout.report_cli import report
 from turnout.robustness.detectors import DETECTORS
-from turnout.run_cli import carry_out, where
+from turnout.run_cli import carry_out, is_named, where
 from turnout.run_folder import check_is_run, examine
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
@@ -135,8 +135,7 @@ def _run(
     experiment, settings, complete = config.build(config.read(source, overrides))
     if folder is None:
         resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
-        named = overwrite or resume or any(text.strip().startswith("run.name=") for text in overrides)
-        settings, folder = where(settings, complete, named)
+        settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))
     carry_out(experiment, settings, complete, folder, overwrite, resume, as_json, watching)
 
 

@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read."""
+"""The exceptions a user is meant to read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """Something the user can change: one sentence naming the option, the value and what is allowed."""
+
+
+class FailedError(Exception):
+    """A run that could not go on, for a reason nobody has foreseen: one sentence that says where to look."""
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:

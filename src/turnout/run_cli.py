@@ -20,6 +20,11 @@ from turnout.server.simulation import Simulation
 from turnout.watching import NOBODY, Watching
 
 
+def is_named(overrides: list[str] | None) -> bool:
+    """Whether the command line says what a run is called."""
+    return any(text.strip().startswith("run.name=") for text in overrides or [])
+
+
 def where(settings: config.RunSettings, complete: config.Settings, named: bool) -> tuple[config.RunSettings, Path]:
     """Choose the folder of a new run: the next free one, unless its name was given."""
     folder = Path(settings.folder) / settings.name

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from terminal import Terminal, bits
 
+from turnout.deploy.presence import Timeline
 from turnout.run_folder import damage, reseal
 
 WHOLE_WALK = os.environ.get("TURNOUT_WALK") == "all"
@@ -59,7 +60,7 @@ def finished(terminal: Terminal) -> Path:
     terminal.done("run", "digits", *WORDS, "run.name=a")
     folder = Path("runs/a")
     timeline = Timeline(folder / "arrivals")  # as a deployed run has
-    timeline.add(0.0, "joined", 0)
+    timeline.note(0.0, "joined", 0)
     timeline.table.flush()
     reseal(folder)
     return folder

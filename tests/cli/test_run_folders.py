@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ def test_an_old_run_is_there_until_the_new_one_has_a_checkpoint(
     terminal.done("run", "digits", *TINY, "run.name=a", "run.rounds=2", "--overwrite")
     assert bits(Path("runs/a")) != before
     assert not list(Path("runs").glob(".*"))
+
+
+def test_a_refused_deployment_removes_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal.done("run", "digits", *TINY)
+    before = bits(Path("runs/digits"))
+    monkeypatch.setitem(sys.modules, "flwr", None)  # Flower is not installed
+    assert "Flower is not installed" in terminal.refused("deploy", "local", "3", "digits", "--overwrite")
+    assert bits(Path("runs/digits")) == before
 
 
 def test_a_killed_replacement_gives_the_old_run_back(tmp_path: Path) -> None:

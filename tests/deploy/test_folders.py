@@ -111,7 +111,7 @@ def test_the_app_leaves_a_run_that_is_replayed_and_inspected(finished: Path) -> 
     assert replayed.exit_code == 0, replayed.output
     found = json.loads(replayed.stdout)
     assert found["jobs"] == 6
-    assert 0 <= found["difference"] <= 1e-6
+    assert found["difference"] == 0
     assert CliRunner().invoke(app, ["inspect", str(finished)]).exit_code == 0
 
 

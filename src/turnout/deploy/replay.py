@@ -1,5 +1,6 @@
 """A deployed run again, in virtual time: every job ends when and how it did, in the order in which the server learnt of
-it. What clients computed is computed here, so the model is the same up to rounding."""
+it. What clients computed is computed here, each alone as it was: the model is the same, to the bit where machines round
+alike."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.deploy.jobs import new_jobs
+from turnout.deploy.jobs import OneByOne, client_plan, new_jobs
 from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
 from turnout.errors import UserError
 from turnout.files import read_json, read_tensors
@@ -33,6 +34,7 @@ class Replay(Simulation):
 
     def __init__(self, *args: Any, jobs: Columns, timeline: Iterable[Row], **options: Any) -> None:
         super().__init__(*args, **options)
+        self._engine = OneByOne(self.cohort)
         names = zip(jobs["client"].tolist(), jobs["job"].tolist(), strict=True)
         ends = zip(np.rint(jobs["ended_at"] * self._ticks).astype(np.int64).tolist(), jobs["outcome"], strict=True)
         self._ends: dict[tuple[int, int], tuple[int, str]] = {}
@@ -111,7 +113,7 @@ def replay(experiment: Experiment, jobs: Columns, timeline: Iterable[Row], round
         jobs=jobs,
         timeline=timeline,
         seed=experiment.seed,
-        plan=experiment.plan,
+        plan=client_plan(experiment.plan),
         stopping=Stopping(rounds),
         evaluation=Evaluation(rounds=None, clients=1),
         privacy=experiment.privacy,
