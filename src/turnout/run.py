@@ -31,7 +31,8 @@ from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
-from turnout.unlearning.sensitivity import Sensitivity
+from turnout.unlearning.ended import record_end
+from turnout.unlearning.sensitivity import Sensitivity, check_forgettable
 from turnout.unlearning.settings import Unlearning
 
 
@@ -193,6 +194,8 @@ def execute(
     result = Result(server, history, audit.findings, efficiency.findings | spent, sensitivity, watch, privacy)
     if folder is not None:
         _write_result(result, folder)
+        if sensitivity is not None:
+            record_end(folder, sensitivity)
     return result
 
 
@@ -201,6 +204,7 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
         raise UserError(f"resume: clients of {folder} were forgotten; going on would train with them again")
     if experiment.unlearning is None or not experiment.unlearning.track:
         return None
+    check_forgettable(experiment.algorithm, experiment.task, experiment.population)
     return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
 
 
