@@ -31,7 +31,7 @@ from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
-from turnout.unlearning.ended import record_end
+from turnout.unlearning.ended import check_resumable, record_end
 from turnout.unlearning.sensitivity import Sensitivity, check_forgettable
 from turnout.unlearning.settings import Unlearning
 
@@ -205,6 +205,8 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
     if experiment.unlearning is None or not experiment.unlearning.track:
         return None
     check_forgettable(experiment.algorithm, experiment.task, experiment.population)
+    if resume and folder is not None:
+        check_resumable(folder)
     return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
 
 

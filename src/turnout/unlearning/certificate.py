@@ -24,7 +24,7 @@ def statement(certificate: Mapping[str, Any], found: Sequence[Assumption]) -> st
         f"delta = {budget['delta']:g} (asked for: {budget['epsilon']:g})."
     ]
     if certificate["rollback"] is None:
-        words.append("Nobody of them ever took part: the model stays as it is.")
+        words.append("Who is forgotten never took part: the model stays as it is.")
     elif certificate["rollback"] == [0, 0] and certificate["noise"]["source"].startswith("none"):
         words.append("It was retrained from the initial model, which has seen no data: the promise is exact.")
     if promise["epsilon"] is None or promise["epsilon"] > budget["epsilon"] * (1 + 1e-9):

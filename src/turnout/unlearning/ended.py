@@ -45,15 +45,17 @@ def record_end(home: Path, sensitivity: Sensitivity) -> None:
     log_of(home).append("ended", 0, files=files)
 
 
+def check_resumable(home: Path) -> None:
+    """Raise where the tables or models of an ended run are not what it has left."""
+    left = files_left(home) or {}
+    for sentence in changes(home, left, skip=[name for name in left if not name.startswith("sensitivity/")]):
+        raise UserError(f"resume: {sentence}; restore the file")
+
+
 def record_resume(home: Path) -> None:
-    """Log that an ended run goes on, unless its tables or models are not what it has left."""
-    left = files_left(home)
-    if left is None:
-        return
-    changed = changes(home, left, skip=[name for name in left if not name.startswith("sensitivity/")])
-    if changed:
-        raise UserError(f"resume: {changed[0]}; restore the file")
-    log_of(home).append("resumed", 0)
+    """Log that an ended run goes on."""
+    if files_left(home) is not None:
+        log_of(home).append("resumed", 0)
 
 
 def changes(home: Path, left: dict[str, str], skip: Collection[str] = ()) -> list[str]:

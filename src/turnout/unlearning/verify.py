@@ -65,7 +65,6 @@ def read_log(path: Path, found: list[str]) -> list[dict[str, Any]]:
 
 
 def check_head(head: str, hashes: list[str]) -> list[str]:
-    """Whether the chain ends with that hash."""
     if head == hashes[-1]:
         return []
     if head in hashes:
@@ -100,6 +99,10 @@ def check_left(run: Path, entries: list[dict[str, Any]]) -> list[str]:
     found: list[str] = []
     gone = {name for entry in entries if entry["event"] == "destroying" for name in entry["files"]}
     replaced = [entry.get("files", {}) for entry in entries if entry["event"] == "superseded"]
+    for branch, start in enumerate((entry["start"] for entry in entries if entry["event"] == "noised"), 1):
+        name = f"unlearning/start{branch}.safetensors"
+        if start is not None and name not in gone and _hash(run / name) != start:
+            found.append(f"{name} is not the model that was noised")
     for branch in range(1 + sum(entry["event"] == "retrained" for entry in entries)):
         home, prefix = _home(run, branch), "" if branch == 0 else f"unlearning/branch{branch}/"
         path = home / "sensitivity" / "log.jsonl"
@@ -220,9 +223,6 @@ def check_request(
         for name, value in destroyed.items()
         if (run / name).exists() and _hash(run / name) == value
     ]
-    start = run / "unlearning" / f"start{planned.get('branch', number)}.safetensors"
-    if planned["noise"] != NOBODY and start.exists() and _hash(start) != steps["noised"]["start"]:
-        found.append(f"request {number}: {start.name} is not the model that was noised")
     return found
 
 
