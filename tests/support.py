@@ -97,6 +97,8 @@ class Idle(Algorithm):
 class Windowed(Algorithm):
     """Every `window` seconds, whatever has arrived: jobs of several versions in flight at every checkpoint."""
 
+    reads_updates = False
+
     local: LocalSGD
     window: float = 0.5
 
@@ -114,6 +116,8 @@ class Windowed(Algorithm):
 @dataclass
 class Standing(Algorithm):
     """Standing invitations, three arrivals a round, the rest stays in the inbox."""
+
+    reads_updates = False
 
     local: LocalSGD
 

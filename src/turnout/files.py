@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -118,6 +119,12 @@ def remove_durably(paths: Iterable[Path]) -> None:
     for folder in sorted(folders):
         if folder.exists():
             _sync(folder)
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file, read in parts."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def as_json_text(document: Any) -> str:

@@ -30,7 +30,8 @@ from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
-from turnout.unlearning.sensitivity import Sensitivity
+from turnout.unlearning.ended import check_resumable, record_end
+from turnout.unlearning.sensitivity import Sensitivity, check_forgettable
 from turnout.unlearning.settings import Unlearning
 
 _RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
@@ -233,6 +234,8 @@ def _execute(
     result = Result(server, history, audit.findings, efficiency.findings | spent, sensitivity, watch, privacy)
     if run is not None:
         _write_result(result, run.path)
+        if sensitivity is not None:
+            record_end(run.path, sensitivity)
         run.seal(finished=True)
         run.settle()
     return result
@@ -243,6 +246,9 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
         raise UserError(f"resume: clients of {folder} were forgotten; going on would train with them again")
     if experiment.unlearning is None or not experiment.unlearning.track:
         return None
+    check_forgettable(experiment.algorithm, experiment.task, experiment.population)
+    if resume and folder is not None:
+        check_resumable(folder)
     return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
 
 

@@ -10,13 +10,14 @@ import typer
 
 from turnout import config
 from turnout.command import print_json, remark
-from turnout.display import client_columns, show_summary
+from turnout.display import client_columns, out, show_summary
 from turnout.observe.observer import Event, Observer
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
 from turnout.run_folder import free_name
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
+from turnout.unlearning.ended import log_of
 from turnout.watching import NOBODY, Watching
 
 
@@ -72,5 +73,8 @@ def carry_out(
         print_json({"run": str(folder), **result.summary()})
     else:
         show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
+        if result.sensitivity is not None:
+            hint = f"Last hash of what the run left, for turnout.unlearning.verify --head: {log_of(folder).head}"
+            out.print(hint, highlight=False, markup=False, soft_wrap=True)
     if result.server.stopped and result.server.stopped.startswith("diverged"):
         raise typer.Exit(1)

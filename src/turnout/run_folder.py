@@ -252,8 +252,13 @@ def reseal(folder: Path, *names: str) -> None:
     if not names:
         RunFolder(folder).seal(finished=True)
         return
-    known = {name: entry for name, entry in _read(folder).items() if name not in names}
-    _write(folder, known | {name: _entry(folder / name) for name in names if (folder / name).exists()})
+    _write(folder, _read(folder) | {name: _entry(folder / name) for name in names if (folder / name).exists()})
+
+
+def unseal(folder: Path, *names: str) -> None:
+    """Tell the manifest of a run that these files are about to change or go."""
+    if (folder / MANIFEST).exists():
+        _write(folder, {name: entry for name, entry in _read(folder).items() if name not in names})
 
 
 def free_name(folder: Path) -> Path:

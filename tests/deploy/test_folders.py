@@ -27,6 +27,7 @@ from turnout.deploy import client, enrol, keys, server_app
 from turnout.deploy.folder import prepare
 from turnout.deploy.memory import Memory
 from turnout.deploy.processes import Child, birth, descendants
+from turnout.run_folder import reseal
 
 SMALL = ["clients.count=3", "run.rounds=2", "local.epochs=1", "sampler.name=full", "engine.threads=1"]
 SIMULATED = ("availability", "crashes", "links")
@@ -120,6 +121,7 @@ def test_a_replay_that_finds_another_model_exits_with_1(finished: Path, tmp_path
     shutil.copytree(finished, run)
     model = load_file(run / "model.safetensors")
     save_file({name: value + 1e-5 for name, value in model.items()}, run / "model.safetensors")
+    reseal(run, "model.safetensors")
     assert CliRunner().invoke(app, ["replay", str(run)]).exit_code == 1
 
 

@@ -294,7 +294,7 @@ def test_a_server_that_died_is_one_sentence_and_exit_code_1(
     link.folder, link.child = tmp_path, SimpleNamespace(running=lambda: True, log=tmp_path / "link.log")  # type: ignore[assignment]
     context: Any = SimpleNamespace(run_config={"folder": str(tmp_path), "run": str(tmp_path / "run")})
 
-    def start(_: Path) -> int:
+    def start(*_: Any) -> int:
         with pytest.raises(FailedError):
             server_app.main(None, context)  # type: ignore[arg-type]
         return 1

@@ -27,7 +27,8 @@ class Algorithm:
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
-    reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
+    # Whether it takes more from updates than the sum of a step: every class that does not declares False itself.
+    reads_updates: ClassVar[bool] = True
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""

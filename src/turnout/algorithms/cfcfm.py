@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ class CFCFM(Algorithm):
     """`model <- model + sum_k p_k (returned_k - model)` over the first ceil(`fraction` N) to answer; who was not picked
     in the round before comes first. What the others did is charged and lost. A round that finds
     nobody online takes `retry` seconds."""
+
+    reads_updates: ClassVar[bool] = False
 
     local: LocalSGD
     fraction: float = 0.3

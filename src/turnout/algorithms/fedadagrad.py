@@ -12,6 +12,8 @@ from turnout.algorithms.fedadam import FedAdam
 class FedAdagrad(FedAdam):
     """`v <- v + change^2`, the rest as FedAdam; Adagrad has no first moment, so beta1 is 0."""
 
+    reads_updates: ClassVar[bool] = False
+
     second: ClassVar[str] = "adagrad"
 
     beta1: float = 0.0

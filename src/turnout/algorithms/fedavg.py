@@ -7,6 +7,7 @@ difference form of Fraboni et al. (JMLR 2023, eq. 2.3), which stays right when t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class FedAvg(Algorithm):
     most frameworks do, and **biased** if it matters who is silent. A round that finds nobody online takes `retry`
     seconds.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)

@@ -8,6 +8,7 @@ out by their estimated time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError
@@ -19,6 +20,8 @@ from turnout.server.server import Server
 class FedCS(FedAvg):
     """Invites the drawn clients whose expected download + training + upload fits into `deadline` seconds. Clients that
     never fit are never heard: the audit shows them."""
+
+    reads_updates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

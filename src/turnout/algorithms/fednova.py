@@ -6,6 +6,7 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class FedNova(FedProx):
     `a_bar = sum_j p_j a_j`, or with `observed` the weighted mean over those who answered.
     Equals FedAvg when all a_i agree.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     mu: float = 0.0
     observed: bool = False

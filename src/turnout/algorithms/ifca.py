@@ -7,7 +7,6 @@ Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +29,6 @@ class IFCA(FedAvg):
     each by the weighted mean of what its clients changed; one that nobody chose stays. A client, also one never seen,
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
-
-    reads_updates: ClassVar[bool] = True
 
     clusters: int = 2
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]

@@ -7,6 +7,7 @@ Marfoq's thesis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.local.knn import MemoryOfSamples
@@ -25,6 +26,8 @@ class KNNPer(FedAvg):
     classes, or a `coreset` of prototypes, k-means of each class. See `turnout.personal.knn.KNN` for the `kernel`, its
     `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. Measured on
     training samples, a memory finds those very samples in it."""
+
+    reads_updates: ClassVar[bool] = False
 
     k: int = 10
     kernel: str = "laplace"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout import random
 from turnout.algorithms.personalised import Personalised
@@ -29,6 +30,8 @@ class L2SGD(Personalised):
     come before the next time to communicate, whatever the local epochs are. A client never seen solves for x once, the
     average being what it is.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     mu: float = 0.1
     communication: float = 0.1

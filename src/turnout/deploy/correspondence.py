@@ -241,4 +241,4 @@ class Correspondence(Mailbox):
         jobs = [self._held.pop(client) for client in ids]
         for job in jobs:
             job.hold = False
-        return self._updates(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
+        return self._handed(sorted(jobs, key=lambda job: (job.ends_at, job.client)))

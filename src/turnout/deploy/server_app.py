@@ -65,7 +65,7 @@ def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **option
 def main(grid: Grid, context: Context) -> None:
     folder, run = Path(str(context.run_config[FOLDER])), Path(str(context.run_config[RUN]))
     try:
-        serve(grid, folder, run, bool(context.run_config[OVERWRITE]))
+        serve(grid, folder, run, bool(context.run_config.get(OVERWRITE)))
     except UserError as error:
         _tell(folder / MISTAKE, str(error))
         raise
