@@ -49,10 +49,10 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     plan: Plan = field(default_factory=Plan)
     fingerprint: str = ""  # of the configuration; a checkpoint of another is refused
-    former: str = ""  # what version 0.1 made of the same configuration
     unlearning: Unlearning | None = None  # track what forgetting a client will need
     screening: Screening | None = None  # detectors that look at updates before they count
     privacy: Privacy | None = None  # noise that hides what a client has contributed
+    former: str = ""  # the fingerprint that version 0.1 gave to the same configuration
 
     def __post_init__(self) -> None:
         self.task, self.population = self.task.seeded(self.seed), self.population.seeded(self.seed)

@@ -84,7 +84,7 @@ def test_damage_is_named_by_every_command(terminal: Terminal, finished: Path) ->
         shutil.copytree(finished, "runs/b")
         harm(Path("runs/b") / name)
         answer = terminal(command, "runs/b", *COMMANDS[command])
-        assert f"runs/b/{name}" in answer.err.replace("\n", ""), (command, harm.__name__, name, answer)
+        assert name in answer.err.replace("\n", ""), (command, harm.__name__, name, answer)
         assert answer.code in (0, 2)
         if command == "resume" and answer.code == 0:  # what a checkpoint allows is restored
             assert damage(Path("runs/b")) == {}
