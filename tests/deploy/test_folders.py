@@ -61,8 +61,10 @@ class KeyedGrid(FakeGrid):
 
 def test_each_machine_gets_its_own_and_nothing_else(folder: Path) -> None:
     rows = [load_file(folder / "clients" / str(number) / "shard.safetensors") for number in range(3)]
-    sizes = [enrolled.samples for enrolled in enrol.read(folder / "server" / "clients.toml")]
-    assert [len(row["train"]) for row in rows] == sizes
+    enrolled = enrol.read(folder / "server" / "clients.toml")
+    assert [{"train": len(row["train"]), "test": len(row["test"]), "validation": None} for row in rows] == [
+        each.splits for each in enrolled
+    ]
     assert all(len(row["inputs"]) == len(row["train"]) + len(row["test"]) for row in rows)
     outline = load_file(folder / "server" / "outline.safetensors")
     assert len(outline["inputs"]) == 1
@@ -185,6 +187,7 @@ def test_init_makes_the_folders_and_says_what_it_left_out(tmp_path: Path) -> Non
         ('id = 0\nkey = "a"\nsamples = 0', "at least one sample"),
         ("id = 0\nkey = 3\nsamples = 2", "key = 3"),
         ('id = 0\nkey = "a"\nsamples = 2\ncolour = "red"', "colour"),
+        ('id = 0\nkey = "a"\nsamples = 2\ntest = -1', "below 0"),
     ],
 )
 def test_a_wrong_row_of_the_table_is_one_sentence(row: str, word: str, tmp_path: Path) -> None:

@@ -132,7 +132,8 @@ class Correspondence(Mailbox):
         return Message(content, node, kind, ttl=_LIFETIME, group_id=str(self.version))
 
     def _push(self, messages: list[Message]) -> list[str | None]:
-        names: list[str | None] = list(self.grid.push_messages(messages)) if messages else []
+        """The name of each message; None of one that nobody takes."""
+        names = [name or None for name in self.grid.push_messages(messages)] if messages else []
         return names or [None] * len(messages)
 
     # -- hearing ----------------------------------------------------------------------------------------------
