@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.random import IntArray
 from turnout.server.optimisers import Gradient
@@ -28,6 +29,26 @@ class Algorithm:
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
     reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
+    trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
+
+    def __post_init__(self) -> None:
+        """Raise where something of the local work given would be dropped."""
+        local = getattr(self, "local", None)
+        if not isinstance(local, LocalSGD):
+            return
+        if self.trains is not None:
+            self.needs_plain_work(local, self.trains)
+        served = type(local).predict is not LocalSGD.predict or type(local).prepare is not LocalSGD.prepare
+        if served and all(part.__module__.startswith("turnout.") for part in (self.predictor, self.adaptation)):
+            raise UserError(
+                f"local: {type(self).__name__} would never ask {type(local).__name__} to predict; take an algorithm of "
+                "your own whose `predictor` returns it"
+            )
+
+    def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
+        """Raise unless that kind of work can be made of the local one without loss."""
+        if type(local) is not LocalSGD:
+            raise local.lost_to(f"the {kind.__name__} of {type(self).__name__}")
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -69,3 +90,10 @@ class Algorithm:
         than to look up what it kept: it trains this work, `prepare`s and `predict`s with it, and keeps nothing of it.
         `unseen` clients have never trained. It takes no time and nothing is sent: evaluation alone asks for it."""
         return None
+
+
+def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:
+    """Say which of these options of the local work are given, though the algorithm has no use for them."""
+    for name in names:
+        if getattr(local, name) != getattr(LocalSGD, name):
+            server.log("unused_option", option=f"local.{name}", value=getattr(local, name))

@@ -47,6 +47,7 @@ class DPASGD(Algorithm):
     silos: Silos = field(default_factory=Silos, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mixing is not None and self.mixing not in MIXINGS:
             raise unknown("algorithm.mixing", self.mixing, MIXINGS)
         if self.objective not in OBJECTIVES:

@@ -31,6 +31,7 @@ class IFCA(FedAvg):
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
 
+    trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
     reads_updates: ClassVar[bool] = True
 
     clusters: int = 2

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from turnout import random
+from turnout.algorithms.algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError, check_positive, unknown
 from turnout.local.sgd import LocalSGD
@@ -57,6 +58,8 @@ class RobustMomentum(FedAvg):
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
+        if self.local.steps != 1:
+            tell_unused(server, self.local, "epochs", "steps")
         self.momenta = server.model.new_zeros(server.population.size, len(server.model))
         self.direction = torch.zeros_like(server.model)
 
