@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
@@ -30,9 +30,14 @@ class Algorithm:
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
     reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
+    no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
 
     def __post_init__(self) -> None:
-        """Raise where something of the local work given would be dropped."""
+        """Raise where an option has no use, or something of the local work given would be dropped."""
+        for part in fields(self):
+            if part.name in self.no_use_for and getattr(self, part.name) != part.default:
+                given, kind = getattr(self, part.name), type(self).__name__
+                raise UserError(f"algorithm.{part.name}: {given}, which would change nothing in {kind}; leave it out")
         local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):
             return

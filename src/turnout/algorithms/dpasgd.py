@@ -19,7 +19,7 @@ from turnout.decentral.mixing import MIXINGS
 from turnout.decentral.network import Network, Overlay
 from turnout.decentral.peers import Peers, Silos
 from turnout.decentral.timeline import PerRound
-from turnout.errors import unknown
+from turnout.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 
@@ -52,6 +52,8 @@ class DPASGD(Algorithm):
             raise unknown("algorithm.mixing", self.mixing, MIXINGS)
         if self.objective not in OBJECTIVES:
             raise unknown("algorithm.objective", self.objective, OBJECTIVES)
+        if self.local.report:
+            raise UserError(f"local.report: {self.local.report}, but there is no server to report to; leave it out")
 
     def run(self, server: Server) -> None:
         peers = Peers(server, self.silos, self.overlay, self.network, self.latency)

@@ -32,6 +32,7 @@ class IFCA(FedAvg):
     """
 
     trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
     reads_updates: ClassVar[bool] = True
 
     clusters: int = 2

@@ -35,6 +35,7 @@ class Mocha(Personalised):
     """
 
     trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     penalty: float = 1.0
     epsilon: float = 1e-3

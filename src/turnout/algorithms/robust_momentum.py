@@ -8,6 +8,7 @@ adversarial client unavailability", 2023, ran them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,8 +35,11 @@ class RobustMomentum(FedAvg):
 
     `rule` is centred_clipping (from the last v, `radius` 10 / (1 - momentum) unless given), geometric_median or mean;
     with `buckets` it sees the means of that many random buckets. `iterations` of the rule: 1 for clipping and 8 for the
-    median unless given. Memory: N models.
+    median unless given. Memory: N models. Who is silent counts with its last momentum, so there is no weight to give
+    away (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
+
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     rule: str = "centred_clipping"
     momentum: float = 0.9
