@@ -43,6 +43,7 @@ class Case:
 DESERTED = {"availability": turnout.Bernoulli(0.1)}
 UNRELIABLE = {"crashes": turnout.Crashes(0.4)}
 STALE = {"devices": devices.lognormal(0.5, 1.5), "availability": turnout.Always()}
+UNEQUAL = {"availability": turnout.Bernoulli(np.linspace(0.4, 1.0, 8))}
 SILOS = len(WORLD["regions"])
 OWN = over_own_links(population(**WORLD))
 EVERYBODY = {"availability": turnout.Always(), "crashes": turnout.Crashes()}
@@ -138,6 +139,7 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("knn_per", "tune"): Case("loglik"),
     ("knn_per", "fraction"): Case(0.5),
     ("knn_per", "interpolation"): Case(0.9, {"fraction": 0.0}),
+    ("l2sgd", "epochs"): Case(3, start=1),  # an event says that it has no use
     ("l2sgd", "communication"): Case(0.3),
     ("local", "average"): Case(True),
     ("mifa", "first_round"): Case("zero"),
@@ -151,6 +153,7 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("robust_mean", "liars"): Case(0, {"rule": "krum"}),
     ("robust_mean", "keep"): Case(1, {"rule": "multi_krum"}),
     ("robust_mean", "radius"): Case(0.01, {"rule": "centred_clipping"}, start=1.0),
+    ("robust_momentum", "epochs"): Case(3, start=1),  # an event says that it has no use
     ("robust_momentum", "rule"): Case("mean"),
     ("robust_momentum", "momentum"): Case(0.5),
     ("safa_thesis", "arrival_order"): Case("speed"),
@@ -167,7 +170,7 @@ LOCAL: dict[str, Case] = {
     "epochs": Case(3),
     "steps": Case(3),
     "batch_size": Case(2),
-    "batching": Case("draws"),
+    "batching": Case("full"),
     "momentum": Case(0.5),
     "weight_decay": Case(0.1),
     "clip_norm": Case(0.05),
@@ -180,7 +183,7 @@ OF_SAMPLERS: dict[str, Options] = {
     "target": {"groups": [0, 1, 0, 1, 0, 1, 0, 1]},
     "power_of_choice": {"candidates": 6},
     "poisson_binomial": {"cap": True},
-    "cafed": {"bias_weight": 0.1},
+    "cafed": {"bias_weight": 0.01, "floor": "zero"},
 }  # what a population of eight needs
 PRESENCE = {"estimator": "beta"}
 SAMPLERS: dict[str, Case] = {
@@ -188,34 +191,46 @@ SAMPLERS: dict[str, Case] = {
     "estimator": Case("beta"),
     "observed": Case(5, PRESENCE),
     "prior": Case((3.0, 1.0), PRESENCE),
-    "transition_prior": Case((3.0, 1.0), {"estimator": "transitions"}),
+    "transition_prior": Case((3.0, 1.0), {"estimator": "transitions", "observed": 5}),
     "drop": Case(0.2),
-    "temperature": Case(1.0),
+    "temperature": Case(100.0, {"drop": 0.0, "explore": 0.0}, rounds=8),
     "explore": Case(0.5),
-    "bias_weight": Case(0.01),
+    "bias_weight": Case(100.0),
     "batch_size": Case(2),
     "loss_smoothing": Case(0.3),
-    "tolerance": Case(0.05, {"bias_weight": 0.01}),
-    "floor": Case("zero"),
-    "optima": Case(0.3, {"floor": "local_optimum"}),
-    "max_excluded_fraction": Case(0.2, {"bias_weight": 0.01}),
-    "renormalise": Case(False, {"bias_weight": 0.01}),
+    "tolerance": Case(10.0),
+    "floor": Case("running_min"),
+    "optima": Case(0.3, {"floor": "local_optimum"}, start=0.0),
+    "max_excluded_fraction": Case(0.2),
+    "renormalise": Case(False, world=UNEQUAL),
     "distance": Case("l1"),
-    "tree": Case("condensed"),
+    "tree": Case("condensed", {"distance": "l2"}, world=EVERYBODY, rounds=6),
     "smoothing": Case(0.5),
-    "threshold": Case(0.9),
+    "threshold": Case(0.9, world=UNEQUAL),
     "decay": Case(0.1),
     "least_explore": Case(0.9, {"explore": 0.0}),
     "cutoff": Case(0.0),
     "preferred_seconds": Case(0.1),
     "penalty": Case(0.0),
-    "cap": Case(True),
+    "cap": Case(False),
     "candidates": Case(4),
     "groups": Case([0, 0, 1, 1, 0, 0, 1, 1]),
 }
 
 # what is refused when it is made, or before anything is trained
-REFUSED: set[tuple[str, str, str]] = set()
+REFUSED = {
+    *(("centralised", "algorithm", name) for name in turnout.Centralised.no_use_for),
+    ("clustered_fl", "algorithm", "wait_for"),
+    ("fedadagrad", "algorithm", "beta2"),
+    ("fedfix", "algorithm", "retry"),
+    ("mocha", "algorithm", "server_lr"),
+    *((name, "algorithm", "normalise") for name in ("ifca", "mifa", "mocha", "robust_momentum")),
+    *((name, "algorithm", "normalise") for name in ("robust_fedavg", "robust_fedprox")),
+    *((name, "local", "report") for name in ("d_fedem", "dpasgd")),
+    *((name, "local", "transform") for name in ("d_fedem", "dpasgd", "l2sgd", "local", "mocha")),
+    ("scaffold", "local", "momentum"),
+    ("poisson_binomial", "sampler", "cap"),
+}
 HIDDEN = {("fedprof", "algorithm", "cipher")}  # what the server can read is no part of what comes out
 
 
@@ -234,11 +249,7 @@ WALKED = CELLS[:: 1 if os.environ.get("TURNOUT_WALK") == "all" else 8]
 
 def case_of(name: str, section: str, option: str) -> Case | None:
     """The other value of an option."""
-    if section == "local":
-        return LOCAL.get(option)
-    if section == "sampler":
-        return SAMPLERS.get(option)
-    return OF_ONE.get((name, option)) or OTHERS.get(option)
+    return OF_ONE.get((name, option)) or {"algorithm": OTHERS, "local": LOCAL, "sampler": SAMPLERS}[section].get(option)
 
 
 def people(name: str, world: Options) -> Population:
@@ -256,7 +267,8 @@ def method(name: str, section: str, options: Options, work: Options) -> Algorith
     if section == "sampler":
         needed = {"clients_per_round": 4} if "clients_per_round" in options_of(cls) else {}
         return turnout.FedAvg(local(**work), cls(**needed | OF_SAMPLERS.get(name, {}) | options))
-    needed = SETTINGS.get(name, {}) | ({"sampler": turnout.MD(4)} if "sampler" in options_of(cls) else {})
+    asks = "sampler" in options_of(cls) and "sampler" not in cls.no_use_for
+    needed = SETTINGS.get(name, {}) | ({"sampler": turnout.MD(4)} if asks else {})
     return cls(local(**work), **needed | options)
 
 
@@ -279,14 +291,18 @@ def found(cell: tuple[str, str, str]) -> str:
     name, section, option = cell
     case = case_of(*cell)
     assert case is not None
-    work, given = case.local, case.beside | ({} if case.start is None else {option: case.start})
-    before = outcome(name, section, case, given, work)
-    changed = (given, work | {option: case.value}) if section == "local" else (given | {option: case.value}, work)
+
+    def digest(value: Any) -> str:
+        own = {} if value is None else {option: value}
+        options, work = (case.beside, case.local | own) if section == "local" else (case.beside | own, case.local)
+        return outcome(name, section, case, options, work)
+
+    before = digest(case.start)
     try:
-        return "changes" if outcome(name, section, case, *changed) != before else "nothing"
+        return "changes" if digest(case.value) != before else "nothing"
     except UserError as error:
         assert "\n" not in str(error)
-        return "refused" if str(error).startswith(f"{section}.{option}: ") else str(error)
+        return "refused" if str(error).startswith(f"{section}.") else str(error)
 
 
 def test_every_option_has_another_value() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
@@ -34,9 +34,10 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Raise where an option has no use, or something of the local work given would be dropped."""
-        for part in fields(self):
-            if part.name in self.no_use_for and getattr(self, part.name) != part.default:
-                given, kind = getattr(self, part.name), type(self).__name__
+        for part in (part for part in fields(self) if part.name in self.no_use_for):
+            given = getattr(self, part.name)
+            if given != (part.default if part.default_factory is MISSING else part.default_factory()):
+                kind = type(self).__name__
                 raise UserError(f"algorithm.{part.name}: {given}, which would change nothing in {kind}; leave it out")
         local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):

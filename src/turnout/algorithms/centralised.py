@@ -17,9 +17,9 @@ class Centralised(FedAvg):
 
     Every sample counts the same, so where importance is not `samples` it minimises another objective."""
 
-    no_use_for: ClassVar[tuple[str, ...]] = ("wait_for", "wait_for_crashed", "retry", "normalise")
+    no_use_for: ClassVar[tuple[str, ...]] = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
 
-    sampler: Sampler = field(default_factory=Full, init=False)  # there is one client to ask
+    sampler: Sampler = field(default_factory=Full)  # there is one client to ask
 
     def training_population(self, population: Population) -> Population:
         return population.pooled()

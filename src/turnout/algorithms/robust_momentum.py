@@ -62,8 +62,7 @@ class RobustMomentum(FedAvg):
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
-        if self.local.steps != 1:
-            tell_unused(server, self.local, "epochs", "steps")
+        tell_unused(server, self.local, "momentum", *(() if self.local.steps == 1 else ("epochs", "steps")))
         self.momenta = server.model.new_zeros(server.population.size, len(server.model))
         self.direction = torch.zeros_like(server.model)
 
