@@ -72,7 +72,7 @@ OTHERS: dict[str, Case] = {
     "beta1": Case(0.5),
     "beta2": Case(0.5),
     "tau": Case(0.1),
-    "components": Case(2),
+    "components": Case(4),
     "min_weight": Case(0.1),
     "unseen_steps": Case(4),
     "outputs": Case("values"),
@@ -179,6 +179,7 @@ LOCAL: dict[str, Case] = {
     "report": Case("loss"),
     "transform": Case("top_k:0.2"),
 }
+SMALL: dict[str, Options] = {"fedrep": {"tuning_epochs": 2}, "fedem": {"components": 2}, "d_fedem": {"components": 2}}
 OF_SAMPLERS: dict[str, Options] = {
     "target": {"groups": [0, 1, 0, 1, 0, 1, 0, 1]},
     "power_of_choice": {"candidates": 6},
@@ -244,7 +245,7 @@ CELLS = [
     *((name, "local", option) for name in registry.names("algorithm") for option in LOCAL_OPTIONS),
     *((name, "sampler", option) for name in registry.names("sampler") for option in _options("sampler", name)),
 ]
-WALKED = CELLS[:: 1 if os.environ.get("TURNOUT_WALK") == "all" else 8]
+WALKED = CELLS[:: 1 if os.environ.get("TURNOUT_WALK") == "all" else 11]  # every option of the local work has its turn
 
 
 def case_of(name: str, section: str, option: str) -> Case | None:
@@ -268,7 +269,7 @@ def method(name: str, section: str, options: Options, work: Options) -> Algorith
         needed = {"clients_per_round": 4} if "clients_per_round" in options_of(cls) else {}
         return turnout.FedAvg(local(**work), cls(**needed | OF_SAMPLERS.get(name, {}) | options))
     asks = "sampler" in options_of(cls) and "sampler" not in cls.no_use_for
-    needed = SETTINGS.get(name, {}) | ({"sampler": turnout.MD(4)} if asks else {})
+    needed = SMALL.get(name, {}) | SETTINGS.get(name, {}) | ({"sampler": turnout.MD(4)} if asks else {})
     return cls(local(**work), **needed | options)
 
 
@@ -276,8 +277,8 @@ def outcome(name: str, section: str, case: Case, options: Options, work: Options
     """A digest of everything a run leaves behind."""
     made = method(name, section, options, work)
     rule, plan = Stopping(case.rounds), Plan(threads=1)
-    plan_of_run = turnout.Experiment(Task(mlp, seed=3), people(name, case.world), made, 5, rule, plan=plan)
-    result = turnout.execute(plan_of_run)
+    seldom, world = turnout.Evaluation(rounds=None), people(name, case.world)
+    result = turnout.execute(turnout.Experiment(Task(mlp, seed=3), world, made, 5, rule, seldom, plan))
     digest = blake2b(result.model.numpy().tobytes())
     for table in (result.rounds(), result.jobs(), result.server.clients()):
         for column, values in table.items():
