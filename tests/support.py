@@ -217,7 +217,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     options = SETTINGS.get(name, {}) | options
     if "sampler" in inspect.signature(cls).parameters and name not in ("local", "centralised"):
         options.setdefault("sampler", turnout.MD(4))
-    return cls(local(), **options)
+    return cls(options.pop("local", None) or local(), **options)
 
 
 ALGORITHMS = [*registry.names("algorithm"), *EXERCISES]

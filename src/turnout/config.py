@@ -21,6 +21,7 @@ import numpy as np
 from torch import nn
 
 from turnout import datasets, registry
+from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
 from turnout.decentral.peers import check_silos, message_bytes
@@ -210,8 +211,13 @@ def _check_use(settings: Settings, overrides: list[str]) -> None:
     whys = {"sampler": "decides by itself who is invited", "network": "has a server, which clients reach over links"}
     for section, why in whys.items():
         asked = isinstance(name, str) and any(text.strip().startswith(f"{section}.") for text in overrides)
-        if asked and section not in options_of(registry.find("algorithm", str(name))):
+        if asked and not _takes(registry.find("algorithm", str(name)), section):
             raise UserError(f"{section}: algorithm {name} {why}; leave the {section} out")
+
+
+def _takes(algorithm: type[Algorithm], section: str) -> bool:
+    """Whether an algorithm has a use for what a section makes."""
+    return section in options_of(algorithm) and section not in algorithm.no_use_for
 
 
 @dataclass(frozen=True)
@@ -256,13 +262,13 @@ def build(
     algorithm_name = _name(given, "algorithm")
     algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
-    if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
+    if given["sampler"] and _takes(algorithm_class, "sampler"):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
         extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
     plan: Plan = make("engine", Plan).with_threads()
     complete["engine"]["threads"] = plan.threads  # the bits depend on it
     complete["network"] = {}  # a plain ring, or a server
-    if "network" in options_of(algorithm_class):
+    if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)
     algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
     complete["unlearning"] = {}  # nobody will be forgotten

@@ -24,6 +24,7 @@ class APFL(Personalised):
     """
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = InterpolatedSGD
 
     alpha: float = 0.5
     adaptive: bool = False

@@ -35,6 +35,7 @@ class CFCFM(Algorithm):
     last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.fraction <= 1:
             raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
         for name in ("deadline", "retry"):

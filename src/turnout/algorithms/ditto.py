@@ -25,6 +25,7 @@ class Ditto(Personalised):
     """
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = DittoSGD
 
     mu: float = 0.1
 

@@ -50,6 +50,7 @@ class FedAvg(Algorithm):
     normalise: str = "invited"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.normalise not in NORMALISE:
             raise unknown("algorithm.normalise", self.normalise, NORMALISE)
         for name in ("server_lr", "wait_for"):

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from turnout.algorithms.personalised import Personalised
 from turnout.local.own import OwnModelSGD
+from turnout.local.sgd import LocalSGD
 
 
 @dataclass
@@ -19,6 +20,7 @@ class FedAvgPlus(Personalised):
     its local work from the global one."""
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
 
     def adaptation(self, unseen: bool) -> OwnModelSGD:
         return OwnModelSGD.extend(self.tuning)

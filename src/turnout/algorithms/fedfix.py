@@ -32,6 +32,7 @@ class FedFix(AsyncFedAvg):
     """
 
     reads_updates: ClassVar[bool] = False
+    no_use_for: ClassVar[tuple[str, ...]] = ("retry",)
 
     window: float | None = None
     window_growth: float = 1.0

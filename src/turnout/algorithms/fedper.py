@@ -22,6 +22,7 @@ class FedPer(Personalised):
     """
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = HeadSGD
 
     head: str = ""
 

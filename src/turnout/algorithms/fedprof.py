@@ -142,7 +142,7 @@ class FedProf(FedAvg):
         """Have these clients profile the current model; the first one they can make themselves."""
         if not len(clients):
             return
-        work = ProfileReport.like(self.local, f"profile:{self._layer(server)}")
+        work = ProfileReport.like(self.local, report=f"profile:{self._layer(server)}")
         self._match(server, Sampler.hear(server, clients, work, CURRENT if server.version == 0 else None))
 
     def _match(self, server: Server, updates: Updates) -> None:

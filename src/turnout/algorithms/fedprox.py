@@ -20,6 +20,7 @@ class FedProx(FedAvg):
     """Clients minimise L_i(theta) + mu/2 |theta - received|^2; mu = 0 is FedAvg."""
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = ProximalSGD
 
     mu: float = 0.1
 

@@ -7,6 +7,7 @@ Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ class IFCA(FedAvg):
     each by the weighted mean of what its clients changed; one that nobody chose stays. A client, also one never seen,
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
+
+    trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     clusters: int = 2
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]

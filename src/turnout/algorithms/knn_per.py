@@ -56,4 +56,4 @@ class KNNPer(FedAvg):
 
     def adaptation(self, unseen: bool) -> MemoryOfSamples:
         options = {"layer": self.layer, "capacity": self.capacity, "keep": self.keep}
-        return MemoryOfSamples.extend(self.local, knn=self.knn, **options)
+        return MemoryOfSamples.like(self.local, knn=self.knn, **options)

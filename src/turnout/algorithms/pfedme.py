@@ -32,6 +32,7 @@ class PFedMe(Personalised):
     """
 
     reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = MoreauSGD
 
     mu: float = 1.0
     variant: str = "moreau"

@@ -33,7 +33,7 @@ from turnout.task import KeyedDropout, Task
 
 Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
 
-PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
+PARTS = ("start", "start_momentum", "counted", "step", "gradient", "objective", "descend", "finish", "answer")
 GATHER_AT_ONCE = 64 << 20  # bytes
 CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
 

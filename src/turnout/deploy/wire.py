@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.state import known_works
+from turnout.server.state import known_works, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
 NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
@@ -60,7 +60,7 @@ class Request:
     @cached_property
     def name(self) -> str:
         """The digest of what decides the answer; the same question may be asked under two job numbers."""
-        kind, values, tensors = _work_parts(self.work)
+        kind, values, tensors = work_parts(self.work)
         decisive = [self.client, self.version, self.key, kind, values, self.options, self.model, self.state]
         text = json.dumps([*decisive, sorted(tensors)], sort_keys=True)
         return blake2b(text.encode() + fingerprint(*_in_order(tensors)).encode(), digest_size=16).hexdigest()
@@ -70,17 +70,9 @@ def _in_order(tensors: Named) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
-    """Its class by name, its numbers and words, its tensors."""
-    values = {part.name: getattr(work, part.name) for part in fields(work)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    plain = {name: value for name, value in values.items() if name not in tensors}
-    return f"{type(work).__module__}.{type(work).__qualname__}", plain, tensors
-
-
 def pack(request: Request, model: Array | None) -> RecordDict:
     """The question as a message; without a model the client has it already."""
-    kind, values, tensors = _work_parts(request.work)
+    kind, values, tensors = work_parts(request.work)
     text = json.dumps({"kind": kind, "values": values, "options": request.options})
     names = ("client", "number", "version", "key", "model", "state", "memory", "goes_on")
     asked = ConfigRecord({"work": text} | {name: getattr(request, name) for name in names})

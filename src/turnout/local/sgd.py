@@ -130,8 +130,24 @@ class LocalSGD:
 
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:
-        """This kind of work with the settings of another."""
+        """This kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or this
+        kind is made of that one and replaces none of the numbers that one adds."""
+        added = {part.name for part in fields(base)} - {part.name for part in fields(LocalSGD)}
+        if not issubclass(cls, type(base)) or added & more.keys():
+            raise base.lost_to(cls.__name__)
         return cls(**{part.name: getattr(base, part.name) for part in fields(base)} | more)
+
+    @classmethod
+    def like(cls, training: LocalSGD, **more: Any) -> Self:
+        """This kind of work, which does not train, for clients that train like that."""
+        return cls(**{part.name: getattr(training, part.name) for part in fields(LocalSGD)} | more)
+
+    def lost_to(self, other: str) -> UserError:
+        """What is said where another work would take the place of this one."""
+        return UserError(
+            f"local: the {type(self).__name__} given would be replaced by {other}, and what it adds to LocalSGD lost; "
+            "give a plain LocalSGD, or take an algorithm that leaves the local work as it is, such as fedavg"
+        )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
         """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""

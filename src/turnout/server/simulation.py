@@ -339,4 +339,5 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
 def _signature(work: LocalSGD) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
     values = (getattr(work, part.name) for part in fields(work))
-    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in values)
+    simple = (repr(value) if isinstance(value, list | dict) else value for value in values)
+    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in simple)
