@@ -19,10 +19,11 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from turnout.cohort.convolutions import FORMS, Patches
+from turnout.dropout import KeyedDropout
 from turnout.local.sgd import Named
 from turnout.models import Reshape
 from turnout.random import mix
-from turnout.task import LOSSES, KeyedDropout, SampleFunction, Task
+from turnout.task import LOSSES, SampleFunction, Task
 
 Saved = Any  # what a layer remembers from its forward pass
 
@@ -193,7 +194,7 @@ class Dropout(Layer):
 
     def forward(self, own: Any, x: Tensor, key: Tensor) -> tuple[Tensor, Saved]:
         kept = self.layer.kept(_channels_first(x).shape[1:], mix(key ^ self.number))
-        scale = _channels_last(kept.to(x.dtype) / (1 - self.layer.probability))
+        scale = _channels_last(kept.to(x.dtype) / self.layer.share)
         return x * scale, scale
 
     def backward(self, own: Any, scale: Saved, dy: Tensor, wanted: bool) -> Tensor:
@@ -229,8 +230,8 @@ def _links(module: nn.Module, prefix: str, dropout: Sequence[nn.Module], form: s
         yield Shape(*module.shape)
     elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         yield Shape(-1)
-    elif type(module) is KeyedDropout:
-        if module.probability:
+    elif isinstance(module, KeyedDropout):
+        if module.p:
             yield Dropout(1 + [layer is module for layer in dropout].index(True), module)
     elif (
         type(module) is nn.Conv2d

@@ -100,7 +100,10 @@ class Cohort:
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
         self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
-        self.activations = self.task.activations(self.inputs[:1], self.targets[:1])
+        with self._device():
+            self.activations = self.task.examine(self.inputs, self.targets)
+        if self.task.alone:
+            self.plan = plan = replace(plan, engine="sequential")
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:
