@@ -287,7 +287,9 @@ class Chain:
 
     @classmethod
     def of(cls, task: Task, form: str) -> Chain | None:
-        """None for a model that is something else."""
+        """None for a model that is something else, and where samples are not each for itself: batches are joined."""
+        if "loss" in task.coupled:
+            return None
         for name, layer in task.module.named_modules():
             sides = 1 if isinstance(layer, nn.Linear) else 3 if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) else None
             if sides is not None and len(task.layer_shapes.get(name, ())) != sides:
