@@ -108,10 +108,8 @@ def test_model_without_parameters_is_refused() -> None:
 
 def test_model_that_does_not_fit_the_data() -> None:
     with pytest.raises(UserError, match=r"cannot process an input of shape \(5,\)"):
-        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))
-    assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(
-        torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)
-    ) == 4 * (2 + 2 + 2)
+        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5))
+    assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(torch.zeros(1, 3)) == 4 * (2 + 2 + 2)
 
 
 # -- dropout --------------------------------------------------------------------------------------------------

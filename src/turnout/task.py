@@ -299,15 +299,15 @@ class Task:
     def examine(self, inputs: Tensor, targets: Tensor) -> int:
         """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
         with draws_nothing("model: its forward pass in evaluation mode", inputs.device):
-            total = self.activations(inputs[:1], targets[:1])
+            total = self.activations(inputs[:1])
         measures, self.coupled, self.alone = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures
         return total
 
     @torch.no_grad()
-    def activations(self, sample: Tensor, target: Tensor) -> int:
-        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that model and loss accept the data."""
+    def activations(self, sample: Tensor) -> int:
+        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts it."""
         total, shapes = 0, dict[str, tuple[int, ...]]()
 
         def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
@@ -320,7 +320,7 @@ class Task:
 
         hooks = [layer.register_forward_hook(partial(count, name)) for name, layer in self.module.named_modules()]
         try:
-            outputs = self.outputs(self.initial, sample)
+            self.outputs(self.initial, sample)
         except UserError:
             raise
         except Exception as error:
@@ -329,11 +329,6 @@ class Task:
         finally:
             for hook in hooks:
                 hook.remove()
-        try:
-            self.loss(outputs, target)
-        except Exception as error:
-            compared = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(target.shape[1:])}"
-            raise UserError(f"task.loss: it cannot compare {compared}: {reason(error)}") from error
         self.layer_shapes = shapes
         return total
 

@@ -131,7 +131,7 @@ def test_published_numbers(plan: Plan) -> None:
     )
     assert result.model[:3].tolist() == pytest.approx([0.27674, -0.29929, 0.46994], abs=1e-5)
     assert result.server.plan.engine == "sequential"
-    assert sum("one_by_one" in event for event in events) == (plan.engine != "sequential")
+    assert sum("one by one (why the loss looks at" in event for event in events) == (plan.engine != "sequential")
 
 
 def test_cox_by_hand() -> None:

@@ -192,7 +192,11 @@ def _held(task: Task) -> dict[str, Tensor]:
 def _by_sample(option: str, measure: Measure, outputs: Tensor, targets: Tensor) -> tuple[Measure, bool]:
     """A measure that gives one value a sample, and whether that depends on the other samples. One that gives a number
     for a whole batch is asked for each sample alone, where that number is the mean of those; else all have it."""
-    values = measure(outputs, targets)
+    try:
+        values = measure(outputs, targets)
+    except Exception as error:
+        compared = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(targets.shape[1:])}"
+        raise UserError(f"{option}: it cannot compare {compared}: {reason(error)}") from error
     if values.ndim and values.shape != targets.shape[:1]:
         raise UserError(f"{option}: it must return one value a sample, not shape {tuple(values.shape)}")
     try:
