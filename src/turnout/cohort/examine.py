@@ -118,8 +118,8 @@ def _passed(task: Task, params: Tensor, x: Tensor, key: Tensor | None) -> Tensor
 
 
 def reason(error: Exception) -> str:
-    """The first line of what an exception says."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first sentence of what an exception says."""
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
 def _differ(one: Tensor, other: Tensor, share: float = CLOSE) -> bool:
