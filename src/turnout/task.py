@@ -120,9 +120,10 @@ def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]
 
 
 def _tensor(outputs: Any) -> Tensor:
-    if not isinstance(outputs, Tensor):
+    if not isinstance(outputs, Tensor) or not outputs.ndim:
+        kind = "one number" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise UserError(
-            f"model: it returns {type(outputs).__name__}, and the loss compares one tensor; "
+            f"model: it returns {kind}, and the loss compares one tensor with a row a sample; "
             "wrap it in a module that returns that tensor alone"
         )
     return outputs

@@ -21,6 +21,11 @@ from turnout.random import key, uniform
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def spread(outputs: Tensor, targets: Tensor) -> Tensor:
     """third-party-tables.md O17: how far residuals are from their mean."""
     residual = (outputs - targets).squeeze(1)
@@ -151,6 +156,19 @@ def test_one_event_among_many_is_enough(rare: int) -> None:
     x, times = torch.randn(200, 5), torch.rand(200)
     task = Task(flat(1), cox)
     task.examine(x, torch.stack([times, (torch.arange(200) == rare).float()], 1))
+    assert task.coupled == {"loss"}
+
+
+def test_large_values_do_not_hide_small_ones() -> None:
+    """What is compared is a share of each value, not of the largest, here 1e4."""
+
+    def rarely(outputs: Tensor, targets: Tensor) -> Tensor:
+        return spread(outputs, 0 * targets) + targets.squeeze(1)
+
+    y = torch.zeros(200, 1)
+    y[7] = 1e4
+    task = Task(nn.Linear(5, 1), rarely)
+    task.examine(torch.randn(200, 5), y)
     assert task.coupled == {"loss"}
 
 

@@ -164,10 +164,13 @@ class Several(nn.Module):
         return self.kind(self.inner(x))
 
 
-@pytest.mark.parametrize(("kind", "name"), [(lambda y: (y, y), "tuple"), (lambda y: {"logits": y}, "dict")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(lambda y: (y, y), "tuple"), (lambda y: {"logits": y}, "dict"), (lambda y: y.mean(), "one number")],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_several_outputs_are_refused(kind: Callable[[Tensor], Any], name: str, engine: str) -> None:
-    with pytest.raises(UserError, match=f"model: it returns {name}, and the loss compares one tensor; wrap it"):
+    with pytest.raises(UserError, match=f"model: it returns {name}, and the loss compares one tensor .*; wrap it"):
         cohort(lambda: Several(kind), engine)
 
 
@@ -184,6 +187,16 @@ def test_a_metric_has_one_value_a_sample_or_one() -> None:
         cohort(dropping, metrics={"wide": lambda o, _: o})
     with pytest.raises(UserError, match=r"task\.loss: it must return one value a sample, not shape"):
         cohort(dropping, loss=lambda o, _: o)
+
+
+def test_outputs_may_have_other_rows_than_samples() -> None:
+    """As long as the loss has one value a sample; that they are each for itself cannot be told."""
+
+    def both(outputs: Tensor, targets: Tensor) -> Tensor:
+        return sum(F.cross_entropy(part, targets, reduction="none") for part in outputs)  # type: ignore[return-value]
+
+    made = cohort(lambda: Several(lambda y: torch.stack([y, 2 * y])), loss=both, metrics={})
+    assert made.task.alone == "the model's outputs have no row for each sample"
 
 
 # -- what is computed in another way ------------------------------------------------------------------------------
