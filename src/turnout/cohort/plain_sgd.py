@@ -27,9 +27,10 @@ from turnout.cohort.batches import Drawn, Extent, draw, packed
 from turnout.cohort.chain import Chain, Factored
 from turnout.cohort.plan import Plan
 from turnout.cohort.threads import threads
+from turnout.dropout import KeyedDropout
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.population.ragged import Ragged
-from turnout.task import KeyedDropout, Task
+from turnout.task import Task
 
 Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
 

@@ -47,7 +47,7 @@ class AppTask(Task):
         self.module, self.layout = nn.Module(), Arrays(record)
         self.initial = self.layout.vector(record)
 
-    def activations(self, sample: Tensor, target: Tensor) -> int:
+    def examine(self, inputs: Tensor, targets: Tensor) -> int:
         return 0
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.datasets.dataset import Dataset
+from turnout.datasets.dataset import Dataset, as_tensor
 from turnout.errors import UserError, unknown
 from turnout.population import folder
 from turnout.population.adversary import Adversary
@@ -100,6 +100,11 @@ class Population:
     dealt: Dealt | None = field(default=None, repr=False, compare=False)  # where a run's seed is to deal it
 
     def __post_init__(self) -> None:
+        for part in fields(self):
+            if part.default_factory is not MISSING and getattr(self, part.name) is None:
+                object.__setattr__(self, part.name, part.default_factory())
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, as_tensor(f"population: {name}", getattr(self, name)))
         empty = np.flatnonzero(self.train.counts == 0)
         if len(self.train) == 0:
             raise UserError("population: it has no clients")

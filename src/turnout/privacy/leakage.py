@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from turnout.algorithms.werm import WERM
-from turnout.cohort.evaluate import sample_measures
+from turnout.cohort.evaluate import check_separate, sample_measures
 from turnout.errors import UserError, unknown
 from turnout.files import read_json, read_tensors
 from turnout.privacy.attacks import KINDS, Leakage, attack, attack_groups, membership_scores
@@ -54,6 +54,9 @@ def three_way(
     >>> found = three_way(task, result.model, (x, y), (test_x, test_y), (reference_x, reference_y))
     >>> found.test["accuracy"], found.train.accuracy, found.reference.accuracy
     """
+    task = task.to()
+    task.examine(*test)
+    check_separate(task)
     measures = sample_measures(task, model, *test, CHUNK)
 
     def leakage(samples: Samples) -> Leakage:

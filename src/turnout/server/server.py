@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures
+from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures, set_measures
 from turnout.cohort.plan import Plan
 from turnout.cohort.store import ClientStore
 from turnout.cohort.threads import threads
@@ -156,7 +156,9 @@ class Server:
         self.population = algorithm.training_population(population)
         self.plan = (plan or Plan()).resolve(task)
         self.cohort = Cohort(task, population.inputs, population.targets, self.plan)
-        self.plan = replace(self.plan, convolution=self.cohort.plan.convolution)
+        engine = self.plan.engine if self.plan.engine == "ray" else self.cohort.plan.engine
+        self._falls_back = bool(self.cohort.task.alone) and self.plan.engine != "sequential"
+        self.plan = replace(self.plan, engine=engine, convolution=self.cohort.plan.convolution)
         self.task = self.cohort.task
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
@@ -484,6 +486,8 @@ class Server:
             for observer in self.observers:
                 observer.on_start(self)
             if not self.begun:
+                if self._falls_back:
+                    self.log("one_by_one", why=self.task.alone)
                 reset_state(self.algorithm)
                 self.evaluate()
                 self.algorithm.begin(self)
@@ -543,7 +547,9 @@ class Server:
             chunk = next(iter(self._evaluators.values())).chunk
             with self.cohort.all_threads():
                 central = sample_measures(self.task, model, inputs, targets, chunk)
-            measures |= {f"central_{name}": float(sample.mean()) for name, sample in central.items()}
+                found = {name: float(sample.mean()) for name, sample in central.items()}
+                found |= set_measures(self.task, model, inputs, targets)
+            measures |= {f"central_{name}": found[name] for name in ("loss", *self.task.metrics)}
         return measures
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
