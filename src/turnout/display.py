@@ -125,8 +125,12 @@ def show_judgements(study: studies.Study, results: Results, judgements: list[Jud
     if results.tuned:
         rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
         out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
-    table = Table("claim", "mean, 95 %", "rule", "verdict")
+    not_judged = study.not_judged(results.size)
+    if not_judged is not None:
+        out.print(f"Not judged: {not_judged}.", highlight=False, markup=False, soft_wrap=True)
+    table = Table("claim", "mean, 95 %", *(["rule", "verdict"] if not_judged is None else []))
     for judgement in judgements:
         measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"
-        table.add_row(escape(judgement.claim.name), measured, judgement.claim.rule, judgement.verdict)
+        ruled = [judgement.claim.rule, judgement.verdict] if not_judged is None else []
+        table.add_row(escape(judgement.claim.name), measured, *ruled)
     out.print(table)
