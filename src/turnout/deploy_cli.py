@@ -19,6 +19,7 @@ from turnout import config
 from turnout.command import Json, Overrides, Source, print_json, sentences
 from turnout.display import err, out, show_summary
 from turnout.errors import UserError
+from turnout.imports import extra, missing
 
 if TYPE_CHECKING:
     from turnout.deploy.processes import Child
@@ -57,7 +58,7 @@ def _flower() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError("deploy: Flower is not installed; pip install 'turnout[flower]'") from error
+        raise missing("deploy", "Flower", extra("flower")) from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

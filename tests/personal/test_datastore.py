@@ -227,7 +227,7 @@ def test_the_real_faiss_recalls_what_is_near() -> None:
 
 def test_without_faiss_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r"pip install 'turnout\[faiss\]'"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[faiss\]"'):
         store(index="faiss").search(points(2, 8), 5)
     with pytest.raises(UserError, match="unknown name 'annoy'"):
         store(index="annoy")

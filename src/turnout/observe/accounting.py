@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from turnout.errors import UserError
+from turnout.imports import extra, optional
 from turnout.local.transforms import Clip, Noise, noise_of
 from turnout.observe.observer import Observer, Round
 from turnout.random import IntArray
@@ -38,11 +39,7 @@ ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # of sampled events: whole o
 
 def accounting() -> Any:
     """The package, or a sentence that says how to get it."""
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise UserError("privacy: the accountant is not installed; pip install 'turnout[privacy]'") from error
-    return dp_accounting
+    return optional("privacy", "dp_accounting", extra("privacy"))
 
 
 class Accounting(Observer):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from turnout import random
 from turnout.errors import UserError, unknown
+from turnout.imports import extra, optional
 from turnout.personal.coreset import check_keep, prototypes, subset
 from turnout.personal.knn import KNN, nearest
 
@@ -136,10 +137,7 @@ class Datastore:
 
     @cached_property
     def _faiss(self) -> Any:
-        try:
-            import faiss
-        except ImportError as error:
-            raise UserError("datastore.index: faiss is not installed; pip install 'turnout[faiss]'") from error
+        faiss = optional("datastore.index", "faiss", extra("faiss"))
         keys = self.keys.cpu().float().contiguous().numpy()
         index = faiss.index_factory(keys.shape[1], self.index.partition(":")[2] or "Flat")
         index.train(keys)
