@@ -476,7 +476,13 @@ def _study(
     judgements = study.judge(results)
     if not as_json:
         show_judgements(study, results, judgements)
-    about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
+    about: dict[str, Any] = {
+        "study": name,
+        "size": size,
+        "seeds": results.seeds,
+        "folder": str(folder),
+        "tuned": results.tuned,
+    }
     about["not_judged"] = study.not_judged(size)
     document = {**about, "claims": [judgement.as_dict() for judgement in judgements]}
     return document, any(judgement.verdict == FAILS for judgement in judgements)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from turnout import advice, studies, tune
 from turnout.observe.progress import duration
+from turnout.statistics import OVER_CLIENTS, without_round_off
 from turnout.studies.study import Judgement, Results
 
 out, err = Console(), Console(stderr=True)
@@ -26,9 +27,9 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     audit, measures = summary["audit"], summary["measures"]
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
-    table = Table("measure", "weighted", "mean", "std", "worst decile", title="Over clients", title_justify="left")
+    table = Table("measure", *OVER_CLIENTS.values(), title="Over clients", title_justify="left")
     for name in sorted(name for name in measures if f"{name}_mean" in measures):
-        columns = (measures[name], *(measures[f"{name}_{part}"] for part in ("mean", "std", "worst_decile")))
+        columns = (measures[f"{name}{part}"] for part in OVER_CLIENTS)
         table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in columns))
     for name in (name for name in measures if name.startswith("central_")):
         table.add_row(name.replace("_", " "), f"{measures[name]:.4f}", "", "", "")
@@ -36,6 +37,12 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
         _show_efficiency(summary["efficiency"])
+
+
+def times(count: int, clients: int | None) -> str:
+    """How often something was logged, and of how many different clients."""
+    often = "once" if count == 1 else f"{count} times"
+    return often if clients is None else f"{often}, {clients} client{'s' if clients != 1 else ''}"
 
 
 def paragraphs(thing: object) -> str:
@@ -84,7 +91,7 @@ def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
     if set(staleness) - {"0"}:
         table.add_row("staleness", ", ".join(f"{age}: {count}" for age, count in staleness.items()))
     for kind, count in audit["events"].items():
-        table.add_row(kind.replace("_", " "), str(count))
+        table.add_row(f"logged: {kind.replace('_', ' ')}", times(count, audit.get("event_clients", {}).get(kind)))
     out.print(table)
 
 
@@ -130,7 +137,8 @@ def show_judgements(study: studies.Study, results: Results, judgements: list[Jud
         out.print(f"Not judged: {not_judged}.", highlight=False, markup=False, soft_wrap=True)
     table = Table("claim", "mean, 95 %", *(["rule", "verdict"] if not_judged is None else []))
     for judgement in judgements:
-        measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"
+        mean, half = (without_round_off(value) for value in (judgement.mean, judgement.half_width))
+        measured = f"{mean:.4g} +- {half:.2g}"
         ruled = [judgement.claim.rule, judgement.verdict] if not_judged is None else []
         table.add_row(escape(judgement.claim.name), measured, *ruled)
     out.print(table)

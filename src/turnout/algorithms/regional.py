@@ -39,9 +39,8 @@ class Regional(Algorithm):
         one = np.zeros(server.population.size, np.int64)
         self.names, self.region = np.unique(one if given is None else given, return_inverse=True)
         self.models = server.model.repeat(len(self.names), 1)
-        missing = int(self.names[-1]) + 1 - len(self.names)
-        if missing > 0:
-            server.log("empty_regions", number=missing, why="no client belongs to them")
+        for region in np.setdiff1d(np.arange(self.names[-1]), self.names).tolist():
+            server.log("empty_region", region=region, why="no client belongs to it")
 
     def sizes(self, server: Server) -> IntArray:
         """`[M]` N_r: clients that matter."""
