@@ -45,6 +45,7 @@ from turnout.population.regions import deal
 from turnout.random import IntArray
 from turnout.robustness.watch import Screening
 from turnout.run import Experiment
+from turnout.sampling.sampler import Limited
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
@@ -258,7 +259,9 @@ def build(
     extra: dict[str, Any] = {"local": local}
     if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
-        extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+        extra["sampler"] = sampler = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+        if isinstance(sampler, Limited) and sampler.clients_per_round is None:
+            complete["sampler"]["clients_per_round"] = sampler.size(population)
     plan: Plan = make("engine", Plan)
     complete["network"] = {}  # a plain ring, or a server
     if "network" in options_of(algorithm_class):

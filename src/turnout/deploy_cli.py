@@ -17,7 +17,7 @@ import typer
 
 from turnout import config
 from turnout.command import Json, Overrides, Source, print_json, sentences
-from turnout.display import err, out, show_summary
+from turnout.display import err, failed, out, show_summary
 from turnout.errors import UserError
 from turnout.imports import extra, missing
 
@@ -175,7 +175,7 @@ def _show(run: Path, as_json: bool) -> None:
         print_json({"run": str(run), **summary})
     else:
         show_summary(run, summary)
-    if str(summary["stopped"]).startswith("diverged"):
+    if failed(summary):
         raise typer.Exit(1)
 
 

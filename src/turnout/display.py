@@ -25,6 +25,8 @@ def client_columns(audit: Any) -> dict[str, list[float]]:
 def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Where the run ended, and the turnout audit."""
     audit, measures = summary["audit"], summary["measures"]
+    if summary.get("nobody_heard"):
+        out.print("Nobody was ever heard: no client's update has counted, and the model is the one the run began with.")
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
     table = Table("measure", *OVER_CLIENTS.values(), title="Over clients", title_justify="left")
@@ -36,7 +38,12 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     out.print(table)
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
-        _show_efficiency(summary["efficiency"])
+        _show_efficiency(summary["efficiency"], summary.get("deadline"))
+
+
+def failed(summary: dict[str, Any]) -> bool:
+    """Whether a run ended without a model that its clients have made."""
+    return bool(summary["nobody_heard"]) or str(summary["stopped"]).startswith("diverged")
 
 
 def times(count: int, clients: int | None) -> str:
@@ -52,9 +59,11 @@ def paragraphs(thing: object) -> str:
     return "\n\n".join(part.replace("\n", " ") if flows else part for part, flows in zip(parts, flowing, strict=True))
 
 
-def _show_efficiency(found: dict[str, float]) -> None:
+def _show_efficiency(found: dict[str, float], deadline: float | None) -> None:
     table = Table(show_header=False, title="How the clients' work was used", title_justify="left")
     table.add_row("a round takes", duration(found["round_seconds"]))
+    if deadline is not None:
+        table.add_row("deadline, taken from the clients' times", duration(deadline))
     table.add_row("updates used, a client and round", f"{found['eur_with_bypass']:.3f}")
     table.add_row("models sent, a client and round", f"{found['sync_ratio']:.3f}")
     table.add_row("work lost", f"{found['futility']:.1%} of {found['work_assigned']:.0f} jobs")

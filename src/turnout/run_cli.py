@@ -9,7 +9,7 @@ import typer
 
 from turnout import config
 from turnout.command import print_json
-from turnout.display import client_columns, show_summary
+from turnout.display import client_columns, failed, show_summary
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
 from turnout.server.server import Server
@@ -28,7 +28,7 @@ def carry_out(
     watching: Watching = NOBODY,
     kind: Callable[..., Server] = Simulation,
 ) -> None:
-    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged."""
+    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged or nobody was heard."""
     trackers = watching.trackers(settings.name, complete)
     with watching.screen() as screen:
         result = execute(
@@ -43,9 +43,10 @@ def carry_out(
         )
     if settings.report:
         leave_report(folder, experiment)
+    summary = result.summary()
     if as_json:
-        print_json({"run": str(folder), **result.summary()})
+        print_json({"run": str(folder), **summary})
     else:
-        show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
-    if result.server.stopped and result.server.stopped.startswith("diverged"):
+        show_summary(folder, {**summary, "clients": client_columns(result.audit)})
+    if failed(summary):
         raise typer.Exit(1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
+from turnout.random import FloatArray, IntArray
 from turnout.server.optimisers import Gradient
 
 if TYPE_CHECKING:
@@ -27,7 +27,13 @@ class Algorithm:
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
+    sends_updates: ClassVar[bool] = True  # False: clients keep what they learn to themselves
     reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
+        return getattr(self, "deadline", None)
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -69,3 +75,28 @@ class Algorithm:
         than to look up what it kept: it trains this work, `prepare`s and `predict`s with it, and keeps nothing of it.
         `unseen` clients have never trained. It takes no time and nothing is sent: evaluation alone asks for it."""
         return None
+
+
+@dataclass
+class DefaultDeadline(Algorithm):
+    """Waits for `deadline` seconds, an option of the subclass; unless given, for a time taken from how long the clients
+    are expected to need, which is logged and part of the result."""
+
+    local: LocalSGD
+    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
+
+    @property
+    def time_limit(self) -> float | None:
+        given = super().time_limit
+        return self.chosen_deadline if given is None else given
+
+    def begin(self, server: Server) -> None:
+        super().begin(server)
+        if super().time_limit is None:
+            expected = server.durations(self.local).mean[server.population.base_importance > 0]
+            self.chosen_deadline = self.default_deadline(expected)
+            server.log("default_deadline", seconds=float(f"{self.chosen_deadline:.6g}"), why="no algorithm.deadline")
+
+    def default_deadline(self, expected: FloatArray) -> float:
+        """Seconds, from those that each client is expected to need."""
+        raise NotImplementedError

@@ -65,7 +65,7 @@ class FedAvg(Algorithm):
             work, model = self.invitation(server, chosen.clients)
             work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
             server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
-            limit = self.deadline
+            limit = self.time_limit
             if limit is not None and not informed:
                 limit += server.push_seconds(invited, work)
             close = server.now + (limit or 0.0)

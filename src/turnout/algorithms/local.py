@@ -25,6 +25,8 @@ class Local(Algorithm):
     much as there have been rounds for, anew at every evaluation. A round that finds nobody online takes `retry`
     seconds."""
 
+    sends_updates = False
+
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
     average: bool = False

@@ -105,7 +105,7 @@ class CentralAccounting(Accounting):
             event = package.PoissonSampledDpEvent(rate, gaussian)
             return self.begin(event, relations.ADD_OR_REMOVE_ONE, f"poisson_sampled({rate:g}, gaussian({noise:g}))")
         if alone and people.reliable and isinstance(sampler, Uniform | Fill):
-            n, m = int(np.count_nonzero(server.importance)), sampler.clients_per_round
+            n, m = int(np.count_nonzero(server.importance)), sampler.size(people)
             event = package.SampledWithoutReplacementDpEvent(n, m, package.GaussianDpEvent(noise / 2))
             words = f"sampled_without_replacement({m} of {n}, gaussian({noise / 2:g}))"
             return self.begin(event, relations.REPLACE_ONE, words)

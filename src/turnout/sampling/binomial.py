@@ -17,7 +17,7 @@ from turnout.sampling.sampler import FloatArray, Independent
 class Binomial(Independent):
     """q_i = m / n, so omega_i = (n / m) p_i for whoever is drawn."""
 
-    def probabilities(self, importance: FloatArray) -> FloatArray:
-        if self.clients_per_round > len(importance):
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} of {len(importance)} clients")
-        return np.full(len(importance), self.clients_per_round / len(importance))
+    def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
+        if m > len(importance):
+            raise UserError(f"sampler.clients_per_round: {m} of {len(importance)} clients")
+        return np.full(len(importance), m / len(importance))
