@@ -111,9 +111,9 @@ def check_command(words: list[str], carry_out: bool) -> None:
     match words:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.M)
-        case ["pip", "install", wanted]:
+        case ["pip", "install", "-e", wanted]:
             project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-            extra = re.fullmatch(r"turnout\[(\w+)\]", wanted)
+            extra = re.fullmatch(r"\.\[(\w+)\]", wanted)
             assert extra and extra[1] in project["optional-dependencies"]
         case ["python", "-m", module, *_]:
             assert importlib.util.find_spec(module)

@@ -90,5 +90,5 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"algorithm\.cipher: unknown name 'aditive'; did you mean additive"):
         key_holder("aditive")
     monkeypatch.setitem(sys.modules, "phe", None)
-    with pytest.raises(UserError, match=r"additive needs python-paillier; pip install turnout\[encryption\]"):
+    with pytest.raises(UserError, match=r'algorithm.cipher: phe is not installed; pip install -e "\.\[encryption\]"'):
         key_holder("additive")

@@ -370,7 +370,8 @@ def show_study(
             results = study.read(folder)
             show_judgements(study, results, study.judge(results))
             return
-        for text in (study.title, study.source, f"{study.setting}\n\nSizes: {', '.join(study.sizes)}"):
+        sizes = f"Sizes: {', '.join(study.sizes)}; small has {study.small_data}"
+        for text in (study.title, study.source, f"{study.setting}\n\n{sizes}"):
             out.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
         table = Table("claim", "published", "measured a seed", "holds if the interval is", show_lines=True)
         for claim in study.claims:
@@ -378,14 +379,14 @@ def show_study(
         out.print(table)
 
 
-Size = Annotated[str, typer.Option(help="small (seconds, for trying it out) or default.")]
+Size = Annotated[str, typer.Option(help="small (seconds, stand-in data, no verdicts) or default.")]
 Seeds = Annotated[int, typer.Option(help="Fewer than five decide nothing.")]
 DataFolder = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where the data lies; else the folder TURNOUT_DATA.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.")]
 Workers = Annotated[int, typer.Option(help="Processes that share the trials.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if a claim does not hold.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if a claim does not hold; needs size default.")]
 
 
 @study_app.command("run")
@@ -407,6 +408,7 @@ def run_study(
     Example: turnout study run asynchronous_bias --size small
     """
     with sentences():
+        _check_strict(strict, [name], size)
         document, failed = _study(name, size, seeds, data, device, workers, folder, as_json)
     if as_json:
         print_json(document)
@@ -433,12 +435,21 @@ def run_studies(
     """
     found = []
     with sentences():
+        _check_strict(strict, studies.names(), size)
         for name in studies.names():
             found.append(_study(name, size, seeds, data, device, workers, folder / f"{name}-{size}", as_json))
     if as_json:
         print_json([document for document, _ in found])
     if strict and any(failed for _, failed in found):
         raise typer.Exit(3)
+
+
+def _check_strict(strict: bool, names: list[str], size: str) -> None:
+    for name in names if strict else ():
+        study = studies.find(name)
+        why = study.not_judged(size) if size in study.sizes else None
+        if why is not None:
+            raise UserError(f"--strict: {study.name} has no verdicts to be strict about: {why}")
 
 
 def _study(
@@ -462,6 +473,13 @@ def _study(
     judgements = study.judge(results)
     if not as_json:
         show_judgements(study, results, judgements)
-    about = {"study": name, "size": size, "seeds": results.seeds, "folder": str(folder), "tuned": results.tuned}
+    about: dict[str, Any] = {
+        "study": name,
+        "size": size,
+        "seeds": results.seeds,
+        "folder": str(folder),
+        "tuned": results.tuned,
+    }
+    about["not_judged"] = study.not_judged(size)
     document = {**about, "claims": [judgement.as_dict() for judgement in judgements]}
     return document, any(judgement.verdict == FAILS for judgement in judgements)

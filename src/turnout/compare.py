@@ -15,7 +15,7 @@ import numpy as np
 from turnout.errors import UserError, unknown
 from turnout.observe.views import Columns
 from turnout.report.read import Recorded, labels, settings
-from turnout.statistics import interval
+from turnout.statistics import OVER_CLIENTS, interval
 
 _SPLITS = ("train_", "validation_", "test_", "central_", "unseen_")  # how the name of a measure begins
 
@@ -40,8 +40,7 @@ class Target:
 
     def check(self, metrics: Iterable[str]) -> None:
         """Raise unless a task with these metrics can measure it."""
-        parts = ("", "_mean", "_std", "_worst_decile")
-        allowed = [f"{split}{name}{part}" for split in _SPLITS for name in ("loss", *metrics) for part in parts]
+        allowed = [f"{split}{name}{part}" for split in _SPLITS for name in ("loss", *metrics) for part in OVER_CLIENTS]
         if self.measure.removeprefix("unseen_") not in allowed:
             raise unknown("--target", self.measure, allowed)
 

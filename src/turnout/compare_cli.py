@@ -20,6 +20,7 @@ from turnout.observe.progress import duration
 from turnout.report import page, read
 from turnout.report.blocks import megabytes, number
 from turnout.report.curves import splits
+from turnout.statistics import WORST_PERCENTILE
 from turnout.sweep import Combination, combinations, sweep
 from turnout.workers import Failed
 
@@ -155,9 +156,10 @@ def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
 def _measured(rows: Sequence[Row]) -> dict[str, str]:
     """Measures on the most telling samples, and their headings."""
     split, names = next(iter(splits(rows[0].runs[0].rounds()).items()), ("", []))
-    measures = [f"{split}_{name}" for name in names]
-    measures += [f"{split}_{name}_worst_decile" for name in names if name != "loss"]
-    return _known(rows, {name: name.replace("_", " ") for name in measures})
+    headings = {f"{split}_{name}": f"{split} {name}".replace("_", " ") for name in names}
+    for name in (name for name in names if name != "loss"):
+        headings[f"{split}_{name}_worst_decile"] = f"{headings[f'{split}_{name}']}, {WORST_PERCENTILE}"
+    return _known(rows, headings)
 
 
 def _taken(rows: Sequence[Row], aim: Target | None) -> dict[str, str]:

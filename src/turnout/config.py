@@ -12,6 +12,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -32,7 +33,7 @@ from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
 from turnout.options import Section, call, check, options_of
-from turnout.population import adversary, behaviour, devices, traces
+from turnout.population import adversary, behaviour, devices, quality, traces
 from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
 from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
@@ -41,11 +42,12 @@ from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.population.population import Population
 from turnout.population.power import Power
-from turnout.population.quality import degrade
 from turnout.population.regions import deal
 from turnout.random import IntArray
+from turnout.robustness.shadow import Shadow
 from turnout.robustness.watch import Screening
 from turnout.run import Experiment
+from turnout.sampling.sampler import Limited
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
@@ -64,15 +66,11 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "none": adversary.nobody,
     "largest_norm": adversary.LargestNorm,
     "random": adversary.Random,
+    "shadow": Shadow,
     "silence": adversary.Silence,
     "starve": adversary.Starve,
     "worst_case": adversary.WorstCase,
 }
-
-
-def poisoned(share: float, strength: float | None = None) -> tuple[float, float | None]:
-    """A share of the clients trains on samples of which a share `strength` is poisoned."""
-    return share, strength
 
 
 BEHAVIOURS: dict[str, Callable[..., Any]] = {
@@ -85,8 +83,7 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
     "sign_flip": behaviour.SignFlip,
     "gaussian": behaviour.Gaussian,
     "little_is_enough": behaviour.LittleIsEnough,
-    "label_flip": poisoned,
-    "backdoor": poisoned,
+    **quality.BEHAVIOURS,
 }
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
@@ -244,6 +241,7 @@ def build(
 
     run: RunSettings = make("run", RunSettings)
     dataset: Dataset
+    shadow: Shadow | None = None
     if known is not None:
         dataset, population = known
         complete |= {name: dict(given[name]) for name in _OF_CLIENTS}
@@ -256,7 +254,8 @@ def build(
         else:
             dataset, given["partition"] = brought.dataset, {"name": "natural"}
         counted: ClientSettings = make("clients", ClientSettings)
-        population = _population(run, dataset, counted, given, complete, make)
+        as_given = deepcopy(given)
+        population, shadow = _population(run, dataset, counted, given, complete, make)
     task = _task(run, dataset, given, complete, make) if brought is None else brought.task
     local = make("local", LocalSGD) if brought is None else brought.local
     algorithm_name = _name(given, "algorithm")
@@ -264,9 +263,17 @@ def build(
     extra: dict[str, Any] = {"local": local}
     if given["sampler"] and _takes(algorithm_class, "sampler"):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
-        extra["sampler"] = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+        extra["sampler"] = sampler = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
+        if isinstance(sampler, Limited) and sampler.clients_per_round is None:
+            complete["sampler"]["clients_per_round"] = sampler.size(population)
     plan: Plan = make("engine", Plan).with_threads()
     complete["engine"]["threads"] = plan.threads  # the bits depend on it
+    if shadow is not None:
+        if brought is not None:
+            raise UserError("adversary.name: shadow needs the model and the local work of a configuration; use silence")
+        foe = _found(shadow, run, dataset, counted, as_given, task, local, plan)
+        population = replace(population, adversary=foe)
+        complete["adversary"] = {"name": "silence", **vars(foe)}
     complete["network"] = {}  # a plain ring, or a server
     if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)
@@ -302,24 +309,26 @@ def _population(
     given: Settings,
     complete: Settings,
     make: Callable[..., Any],
-) -> Population:
+) -> tuple[Population, Shadow | None]:
+    """The clients; and how an adversary of theirs is to be found, where that takes runs of a shadow."""
     name = _name(given, "partition", "iid")
     if name not in PARTITIONS:
         raise unknown("partition.name", name, PARTITIONS)
     options, every = check("partition", PARTITIONS[name], given["partition"], {"data", "clients", "seed", "part"})
     complete["partition"] = {"name": name, **every}
-    foe = _name(given, "adversary", "none")
-    if foe not in ADVERSARIES:
-        raise unknown("adversary.name", foe, ADVERSARIES)
+    foes = _name(given, "adversary", "none")
+    if foes not in ADVERSARIES:
+        raise unknown("adversary.name", foes, ADVERSARIES)
     manner = _name(given, "behaviour", "none")
     if manner not in BEHAVIOURS:
         raise unknown("behaviour.name", manner, BEHAVIOURS)
     lies = make("behaviour", BEHAVIOURS[manner], name=manner)
-    poison = lies if BEHAVIOURS[manner] is poisoned else None
+    bad = lies if isinstance(lies, quality.BadData) else None
     columns = {
         name: None if (c := getattr(counted, name)) is None else np.asarray(c, float)
         for name in ("joined_at", "left_at")
     }
+    foe = make("adversary", ADVERSARIES[foes], name=foes)
     complete["power"] = {}  # whoever gives none of its options does not ask
     people = Population.of(
         dataset,
@@ -340,14 +349,32 @@ def _population(
         availability=_presence(counted.count, given, complete, make),
         crashes=make("crashes", Crashes),
         detection=make("detection", Detection),
-        adversary=make("adversary", ADVERSARIES[foe], name=foe),
-        behaviour=None if poison else lies,
+        adversary=None if isinstance(foe, Shadow) else foe,
+        behaviour=None if bad else lies,
         **columns,
     )
-    if poison is not None:
-        share, strength = poison
-        people, _ = degrade(people, {manner: share}, run.seed, **({} if strength is None else {manner: strength}))
-    return _streaming(people, given, complete, make)
+    people = people if bad is None else bad.spoil(people, run.seed)
+    return _streaming(people, given, complete, make), foe if isinstance(foe, Shadow) else None
+
+
+def _found(
+    shadow: Shadow,
+    run: RunSettings,
+    dataset: Dataset,
+    counted: ClientSettings,
+    given: Settings,
+    task: Task,
+    local: LocalSGD,
+    plan: Plan,
+) -> adversary.Silence:
+    """Whom to silence, from runs over the same samples dealt anew."""
+    other = replace(run, seed=run.seed + 1)
+
+    def make(section: str, function: Callable[..., Any], **extra: Any) -> Any:
+        return call(section, function, given[section], {key: value for key, value in extra.items() if key != "name"})[0]
+
+    people, _ = _population(other, dataset, counted, given, {name: {} for name in SECTIONS}, make)
+    return shadow.find(task, people, local, other.seed, plan)
 
 
 def _devices(clients: int, given: Settings, make: Callable[..., Any]) -> devices.Devices:

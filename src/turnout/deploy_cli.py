@@ -15,9 +15,10 @@ import typer
 
 from turnout import config
 from turnout.command import Json, Overrides, Source, print_json, remark, sentences
-from turnout.display import err, out, show_summary
+from turnout.display import err, failed, out, show_summary
 from turnout.errors import UserError
 from turnout.files import read_json
+from turnout.imports import extra, missing
 from turnout.run_cli import is_named, where
 from turnout.run_folder import READ, examine
 
@@ -60,7 +61,7 @@ def _flower() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError("deploy: Flower is not installed; pip install 'turnout[flower]'") from error
+        raise missing("deploy", "Flower", extra("flower")) from error
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -177,7 +178,7 @@ def _show(run: Path, as_json: bool) -> None:
         print_json({"run": str(run), **summary})
     else:
         show_summary(run, summary)
-    if str(summary["stopped"]).startswith("diverged"):
+    if failed(summary):
         raise typer.Exit(1)
 
 

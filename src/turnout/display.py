@@ -12,6 +12,7 @@ from rich.table import Table
 
 from turnout import advice, studies, tune
 from turnout.observe.progress import duration
+from turnout.statistics import OVER_CLIENTS, without_round_off
 from turnout.studies.study import Judgement, Results
 
 out, err = Console(), Console(stderr=True)
@@ -24,20 +25,33 @@ def client_columns(audit: Any) -> dict[str, list[float]]:
 def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Where the run ended, and the turnout audit."""
     audit, measures = summary["audit"], summary["measures"]
+    if summary.get("nobody_heard"):
+        out.print("Nobody was ever heard: no client's update has counted, and the model is the one the run began with.")
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
-    table = Table("measure", "weighted", "mean", "std", "worst decile", title="Over clients", title_justify="left")
+    table = Table("measure", *OVER_CLIENTS.values(), title="Over clients", title_justify="left")
     for name in sorted(name for name in measures if f"{name}_mean" in measures):
-        columns = (measures[name], *(measures[f"{name}_{part}"] for part in ("mean", "std", "worst_decile")))
+        columns = (measures[f"{name}{part}"] for part in OVER_CLIENTS)
         table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in columns))
     for name in (name for name in measures if name.startswith("central_")):
         table.add_row(name.replace("_", " "), f"{measures[name]:.4f}", "", "", "")
     out.print(table)
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
-        _show_efficiency(summary["efficiency"])
+        _show_efficiency(summary["efficiency"], summary.get("deadline"))
     if (folder / "report.html").exists():
         out.print(f"Report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def failed(summary: dict[str, Any]) -> bool:
+    """Whether a run ended without a model that its clients have made."""
+    return bool(summary["nobody_heard"]) or str(summary["stopped"]).startswith("diverged")
+
+
+def times(count: int, clients: int | None) -> str:
+    """How often something was logged, and of how many different clients."""
+    often = "once" if count == 1 else f"{count} times"
+    return often if clients is None else f"{often}, {clients} client{'s' if clients != 1 else ''}"
 
 
 def paragraphs(thing: object) -> str:
@@ -47,9 +61,11 @@ def paragraphs(thing: object) -> str:
     return "\n\n".join(part.replace("\n", " ") if flows else part for part, flows in zip(parts, flowing, strict=True))
 
 
-def _show_efficiency(found: dict[str, float]) -> None:
+def _show_efficiency(found: dict[str, float], deadline: float | None) -> None:
     table = Table(show_header=False, title="How the clients' work was used", title_justify="left")
     table.add_row("a round takes", duration(found["round_seconds"]))
+    if deadline is not None:
+        table.add_row("deadline, taken from the clients' times", duration(deadline))
     table.add_row("updates used, a client and round", f"{found['eur_with_bypass']:.3f}")
     table.add_row("models sent, a client and round", f"{found['sync_ratio']:.3f}")
     table.add_row("work lost", f"{found['futility']:.1%} of {found['work_assigned']:.0f} jobs")
@@ -86,7 +102,7 @@ def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
     if set(staleness) - {"0"}:
         table.add_row("staleness", ", ".join(f"{age}: {count}" for age, count in staleness.items()))
     for kind, count in audit["events"].items():
-        table.add_row(kind.replace("_", " "), str(count))
+        table.add_row(f"logged: {kind.replace('_', ' ')}", times(count, audit.get("event_clients", {}).get(kind)))
     out.print(table)
 
 
@@ -127,8 +143,13 @@ def show_judgements(study: studies.Study, results: Results, judgements: list[Jud
     if results.tuned:
         rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())
         out.print(f"learning rates: {rates}", highlight=False, soft_wrap=True)
-    table = Table("claim", "mean, 95 %", "rule", "verdict")
+    not_judged = study.not_judged(results.size)
+    if not_judged is not None:
+        out.print(f"Not judged: {not_judged}.", highlight=False, markup=False, soft_wrap=True)
+    table = Table("claim", "mean, 95 %", *(["rule", "verdict"] if not_judged is None else []))
     for judgement in judgements:
-        measured = f"{judgement.mean:.4g} +- {judgement.half_width:.2g}"
-        table.add_row(escape(judgement.claim.name), measured, judgement.claim.rule, judgement.verdict)
+        mean, half = (without_round_off(value) for value in (judgement.mean, judgement.half_width))
+        measured = f"{mean:.4g} +- {half:.2g}"
+        ruled = [judgement.claim.rule, judgement.verdict] if not_judged is None else []
+        table.add_row(escape(judgement.claim.name), measured, *ruled)
     out.print(table)

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from turnout import matching
-from turnout.errors import UserError, unknown
+from turnout.errors import unknown
+from turnout.imports import extra, optional
 from turnout.random import FloatArray
 
 KEY_BITS = 2048
@@ -116,9 +117,6 @@ def key_holder(cipher: str = "plain", var_floor: float = matching.VAR_FLOOR, bit
         return KeyHolder(PlainCipher(var_floor))
     if cipher != "additive":
         raise unknown("algorithm.cipher", cipher, ("plain", "additive"))
-    try:
-        from phe import paillier
-    except ImportError as error:
-        raise UserError("algorithm.cipher: additive needs python-paillier; pip install turnout[encryption]") from error
+    paillier = optional("algorithm.cipher", "phe", extra("encryption")).paillier
     public, private = paillier.generate_paillier_keypair(n_length=bits)
     return KeyHolder(AdditiveCipher(public, var_floor), private)

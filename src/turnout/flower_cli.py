@@ -16,6 +16,7 @@ from turnout import config
 from turnout.command import Json, Overrides, sentences
 from turnout.config import ClientSettings, RunSettings, Settings
 from turnout.errors import UserError
+from turnout.imports import extra, missing
 from turnout.options import call
 from turnout.run import Experiment
 from turnout.run_cli import carry_out
@@ -129,7 +130,7 @@ def _simulate(
 def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callable[..., Any]]:
     """The experiment, its complete settings, and the simulation whose clients are the app's."""
     if find_spec("flwr") is None:
-        raise UserError("flower.app: Flower is not installed; pip install 'turnout[flower]' brings it")
+        raise missing("flower.app", "Flower", extra("flower"))
     from turnout.deploy.app import App, Clients
     from turnout.deploy.opening import leads as check_leads
     from turnout.deploy.opening import opening

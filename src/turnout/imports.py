@@ -30,4 +30,14 @@ def optional(use: str, module: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"{use}: {module.rpartition('.')[2]} is not installed; pip install {install}") from error
+        raise missing(use, module.rpartition(".")[2], install) from error
+
+
+def missing(use: str, what: str, install: str) -> UserError:
+    """The sentence that says how to get what only this use needs."""
+    return UserError(f"{use}: {what} is not installed; pip install {install}")
+
+
+def extra(name: str) -> str:
+    """What `pip install` takes to bring a group of packages of `pyproject.toml`; Turnout is on no package index."""
+    return f'-e ".[{name}]" in the checkout of Turnout brings it'

@@ -104,17 +104,27 @@ class Result(Views):
     def outcome(self) -> dict[str, Any]:
         return self.summary()
 
+    @property
+    def nobody_heard(self) -> bool:
+        """Whether clients were to change the model, and none ever did."""
+        asked = self.server.algorithm.sends_updates and self.server.stopping.rounds != 0
+        return asked and not self.audit.contributions.any()
+
     def summary(self) -> dict[str, Any]:
         """For scripts: where the run ended and what the audit found."""
         server = self.server
-        return {
+        found: dict[str, Any] = {
             "rounds": server.version,
             "virtual_seconds": server.now,
             "stopped": server.stopped,
             "measures": server.measures,
             "efficiency": self.efficiency,
             "audit": self.audit.as_dict(),
-        } | ({"privacy": self.privacy} if self.privacy else {})
+            "nobody_heard": self.nobody_heard,
+        }
+        chosen = getattr(server.algorithm, "chosen_deadline", None)
+        found |= {} if chosen is None else {"deadline": chosen}
+        return found | ({"privacy": self.privacy} if self.privacy else {})
 
 
 def simulate(

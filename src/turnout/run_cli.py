@@ -10,7 +10,7 @@ import typer
 
 from turnout import config
 from turnout.command import print_json, remark
-from turnout.display import client_columns, out, show_summary
+from turnout.display import client_columns, failed, out, show_summary
 from turnout.observe.observer import Event, Observer
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
@@ -54,7 +54,7 @@ def carry_out(
     watching: Watching = NOBODY,
     kind: Callable[..., Server] = Simulation,
 ) -> None:
-    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged."""
+    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged or nobody was heard."""
     trackers = watching.trackers(settings.name, complete)
     with watching.screen() as screen:
         result = execute(
@@ -69,12 +69,13 @@ def carry_out(
         )
     if settings.report:
         leave_report(folder, experiment)
+    summary = result.summary()
     if as_json:
-        print_json({"run": str(folder), **result.summary()})
+        print_json({"run": str(folder), **summary})
     else:
-        show_summary(folder, {**result.summary(), "clients": client_columns(result.audit)})
+        show_summary(folder, {**summary, "clients": client_columns(result.audit)})
         if result.sensitivity is not None:
             hint = f"Last hash of what the run left, for turnout.unlearning.verify --head: {log_of(folder).head}"
             out.print(hint, highlight=False, markup=False, soft_wrap=True)
-    if result.server.stopped and result.server.stopped.startswith("diverged"):
+    if failed(summary):
         raise typer.Exit(1)

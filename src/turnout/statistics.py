@@ -1,4 +1,4 @@
-"""What several runs say together."""
+"""What several runs say together, and several clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from scipy.special import stdtrit
 from turnout.random import FloatArray
 
 CONFIDENCE = 0.95
+EXACT_DECIMALS = 12  # of numbers about as large as 1; what is beyond comes from rounding
+
+WORST_PERCENTILE = "worst 10th percentile"
+# How a measure is spread over clients: how the names of columns end, and what people read.
+OVER_CLIENTS = {"": "weighted", "_mean": "mean", "_std": "std", "_worst_decile": WORST_PERCENTILE}
+
+
+def without_round_off(value: float) -> float:
+    """A number about as large as 1, for people: what rounding has left of a 0 is 0."""
+    return round(value, EXACT_DECIMALS) + 0.0
 
 
 def interval(values: Sequence[float] | FloatArray) -> tuple[float, float]:

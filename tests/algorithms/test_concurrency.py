@@ -91,7 +91,7 @@ def test_a_schedule_knows_of_the_limit() -> None:
     [
         (lambda: AsyncFedAvg(local(), concurrency=0), "algorithm.concurrency: 0 must be at least 1"),
         (lambda: FedBuff(local(), mode="restart", concurrency=20), "restart by themselves leave no place"),
-        (lambda: FedBuff(local(), concurrency=5), "10 waiting clients, but only 5 work at once"),
+        (lambda: FedBuff(local(), buffer_size=10, concurrency=5), "10 waiting clients, but only 5 work at once"),
         (lambda: AsyncFedAvg(local(), weight_rule="learning_rate", concurrency=5), "learning_rate needs rates"),
     ],
 )

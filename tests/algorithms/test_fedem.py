@@ -162,7 +162,7 @@ def test_hard_clusters_are_found(components: int) -> None:
 
 def test_it_beats_one_model_on_mixtures() -> None:
     """federated-em.md O11 in small: 100 clients in 60 dimensions instead of 300 in 150, 80 rounds. At least 5 points on
-    average, and 3 at the worst decile."""
+    average, and 3 at the worst 10th percentile."""
     people, _ = clients(100, 60, max_samples=500, seed=12345)
     work = LocalSGD(5.0, batch_size=128, lr_decay=0.97)
     one, three = (

@@ -322,7 +322,7 @@ def test_regions_without_clients_are_dropped() -> None:
     world = people([0, 0, 3, 3], links=Links(backhaul=24.0), model_bytes=1)
     algorithm = Watched(WORK, LATE, 1.0)
     notes = play(algorithm, world, 2)
-    assert [(event.kind, event.facts["number"]) for event in notes.events] == [("empty_regions", 2)]
+    assert [(event.kind, event.facts["region"]) for event in notes.events] == [("empty_region", 1), ("empty_region", 2)]
     assert algorithm.seen[0].regional.shape == (2, 1)
     assert notes.lengths == pytest.approx([1 + 2] * 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import turnout
+from fake_faiss import FakeFaiss
 from support import SIZES, conv, images, local, mlp, population, simulation
 from turnout import Evaluation, FedAvg, Plan, Population, Ragged, Stopping, Task, options
 from turnout.algorithms.knn_per import KNNPer
@@ -349,3 +351,22 @@ def test_capacity_is_a_share_or_a_number_in_a_configuration() -> None:
         checked, _ = options.check("algorithm", KNNPer, {"capacity": value}, {"local", "sampler"})
         assert checked["capacity"] == value
         assert type(checked["capacity"]) is type(value)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("capacity", [None, 3])
+def test_an_index_of_faiss_serves_as_the_exact_one(
+    engine: str, capacity: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
+    plan = Plan(precision="float64", threads=1, engine=engine)
+    exact, other, fewer = (
+        trained(KNNPer(local(), Fill(4), k=3, capacity=capacity, index=index), plan=plan).measures
+        for index in ("exact", "faiss", "faiss:HNSW32")
+    )
+    assert other == exact == fewer
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"algorithm\.index: faiss is not installed; pip install"):
+        KNNPer(local(), index="faiss")
+    with pytest.raises(UserError, match=r"algorithm\.index: unknown name 'fais'; did you mean faiss"):
+        KNNPer(local(), index="fais")

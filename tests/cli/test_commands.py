@@ -136,7 +136,7 @@ def test_run_shows_result_and_audit(terminal: Terminal) -> None:
     for words in (
         "runs/digits: 3 rounds",
         "test accuracy",
-        "worst decile",
+        "worst 10th percentile",
         "clients heard",
         "realised / intended share",
     ):

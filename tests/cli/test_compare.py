@@ -74,7 +74,7 @@ def test_the_tables(terminal: Terminal, finished: Path) -> None:
     for words in (
         "Where the runs ended",
         "test accuracy",
-        "worst decile",
+        "worst 10th percentile",
         "traffic",
         "energy (Wh)",
         "never heard",

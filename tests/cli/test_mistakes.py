@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from terminal import QUICK, Terminal, table
+from terminal import QUICK, Terminal, bits, table
 
-from turnout import registry
+from turnout import config, registry
 
 MODULE = """
 import numpy as np
@@ -207,10 +208,51 @@ def test_own_data(terminal: Terminal, bring: Callable[[Terminal], tuple[str, ...
 
 
 @pytest.mark.parametrize("name", registry.names("algorithm"))
-def test_every_algorithm_runs(terminal: Terminal, name: str) -> None:
-    required = ["algorithm.deadline=10"] if name in ("fedcs", "hierfavg", "hybridfl") else []
-    document = terminal.done("run", "digits", *QUICK, f"algorithm.name={name}", *required, "--json").json()
+def test_every_algorithm_runs_with_nothing_but_its_name(terminal: Terminal, name: str) -> None:
+    """Over fewer clients than a sampler draws from many, some of whom crash, and resumed with what it chose itself."""
+    text = config.builtin_text("digits").partition("[sampler]")[0]
+    few = terminal.write("few.toml", text.replace("= 100", "= 5").replace("epochs = 2", "steps = 2"))
+    words = ("run", few, *QUICK, f"algorithm.name={name}", "run.report=false", "run.checkpoint_every=1")
+    document = terminal.done(*words, "--json").json()
     assert document["rounds"] == 3
+    assert document["audit"]["clients"] <= 5
+    assert not document["nobody_heard"]
+    if name in ("fedcs", "hierfavg", "hybridfl"):
+        assert document["deadline"] > 0
+        terminal.done(*words, "run.rounds=2", "run.name=again")
+        terminal.done("resume", "runs/again", "run.rounds=3")
+        assert bits(terminal.here / "runs/again")["model"] == bits(terminal.here / "runs/digits")["model"]
+        given = terminal.done(*words, f"algorithm.deadline={document['deadline']!r}", "run.name=given", "--json").json()
+        assert given["measures"] == document["measures"]
+        assert "deadline" not in given
+
+
+@pytest.mark.parametrize("name", ["uniform", "fill", "renormalised", "binomial", "poisson_binomial"])
+def test_a_sampler_without_a_size_adapts_and_its_size_is_written_down(terminal: Terminal, name: str) -> None:
+    text = config.builtin_text("digits").partition("[sampler]")[0].replace("epochs = 2", "steps = 2")
+    given = (f"sampler.name={name}", "run.report=false", "partition.name=iid")
+    words = ("run", terminal.write("own.toml", text), *QUICK, *given)
+    for clients, size in ((4, 4 if name != "poisson_binomial" else 3), (100, 10)):
+        terminal.done(*words, f"clients.count={clients}", f"run.name=c{clients}")
+        written = tomllib.loads((terminal.here / f"runs/c{clients}/config.toml").read_text())
+        assert written["sampler"]["clients_per_round"] == size
+    terminal.done("resume", "runs/c4", "run.rounds=4")
+    refused = terminal.refused(*words, "clients.count=4", "sampler.clients_per_round=10")
+    assert refused.startswith("sampler.clients_per_round: 10 ")
+
+
+def test_where_nobody_is_ever_heard_the_first_line_says_so(terminal: Terminal) -> None:
+    words = ("run", terminal.own(), "data.name=digits", "crashes.probability=1.0")
+    answer = terminal(*words, "run.name=a")
+    assert answer.code == 1
+    assert answer.out.splitlines()[0].startswith("Nobody was ever heard:")
+    document = terminal(*words, "run.name=b", "--json")
+    assert document.code == 1
+    assert document.json()["nobody_heard"] is True
+    assert terminal.done("inspect", "runs/a").out.startswith("Nobody was ever heard:")
+    assert terminal("resume", "runs/a", "run.rounds=3").code == 1
+    heard = terminal.done("run", terminal.own(), "data.name=digits", "run.name=c", "--json").json()
+    assert heard["nobody_heard"] is False
 
 
 def test_clients_join_and_leave(terminal: Terminal) -> None:

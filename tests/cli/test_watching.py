@@ -7,6 +7,8 @@ import sys
 import pytest
 from terminal import QUICK, Terminal, bits
 
+from turnout.imports import extra
+
 RUN = ("run", "digits", *QUICK, "run.report=false")
 
 
@@ -34,5 +36,5 @@ def test_mistakes_cost_no_earlier_run(terminal: Terminal, monkeypatch: pytest.Mo
     for option, module in (("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")):
         monkeypatch.setitem(sys.modules, module, None)
         sentence = terminal.refused(*RUN, "--overwrite", f"--{option}", "somewhere")
-        assert sentence == f"--{option}: {option} is not installed; pip install 'turnout[tracking]'"
+        assert sentence == f"--{option}: {option} is not installed; pip install {extra('tracking')}"
     assert bits(terminal.here / "runs/digits") == before

@@ -29,7 +29,7 @@ def test_federated_loss_equals_a_loop_over_clients_and_the_pooled_risk() -> None
     assert measures["train_loss"] == pytest.approx(pooled, rel=1e-6)
 
 
-def test_worst_decile_is_the_tenth_worst_of_a_hundred() -> None:
+def test_the_worst_10th_percentile_is_the_tenth_worst_of_a_hundred() -> None:
     """knn-personalisation.md O18; federated-em.md, ambiguity 12, counts from one."""
     values = np.arange(1, 101) / 100
     measures = {"accuracy": values, "loss": values}

@@ -342,8 +342,8 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     done = CliRunner().invoke(app, ["run", "digits", "engine.engine=ray", f"run.folder={tmp_path}"])
     assert done.exit_code == 2
-    assert "engine.engine: ray is not installed; pip install 'turnout[ray]'" in done.stderr.replace("\n", " ")
+    assert 'engine.engine: ray is not installed; pip install -e ".[ray]"' in done.stderr.replace("\n", " ")
     assert not list(tmp_path.iterdir())
     done = CliRunner().invoke(app, ["sweep", "digits", "seed=0,1", "--ray", "local", f"run.folder={tmp_path}"])
     assert done.exit_code == 2
-    assert "--ray: ray is not installed; pip install 'turnout[ray]'" in done.stderr.replace("\n", " ")
+    assert '--ray: ray is not installed; pip install -e ".[ray]"' in done.stderr.replace("\n", " ")

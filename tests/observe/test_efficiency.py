@@ -19,6 +19,7 @@ from turnout import Algorithm, Crashes, Experiment, FedAvg, Full, Links, Plan, P
 from turnout.observe.efficiency import Efficiency
 from turnout.observe.history import History
 from turnout.observe.observer import Observer, Round
+from turnout.sampling.sampler import Selection
 from turnout.server.server import Server
 
 COLUMNS = {
@@ -31,6 +32,7 @@ COLUMNS = {
     "distribution_seconds",
     "round_seconds",
     "missing_share",
+    "missing_epsilon",
 }
 WORK = local()
 BOTH = pytest.mark.parametrize("policy", [Safa, SafaThesis], ids=["carry_over", "bypass"])
@@ -94,6 +96,23 @@ def test_fedavg_by_hand() -> None:
             "futility_legacy": 0.0,
         }
     )
+
+
+class TheEnds(Full):
+    """The first and the last client."""
+
+    def sample(self, server: Server) -> Selection:
+        return Selection(np.array([0, 3]), server.importance[[0, 3]])
+
+
+def test_what_is_missing_is_a_share_of_what_was_asked() -> None:
+    """The heaviest and the lightest of four clients are asked, and the heaviest brings nothing: 0.7 of 0.8, which the
+    literature's estimate for the population makes 1.4."""
+    world = people([1.0] * 4, {(0, 0): 0.5}, importance=np.array([0.7, 0.1, 0.1, 0.1]))
+    found, rounds = measure(FedAvg(WORK, TheEnds()), world, 1)
+    assert rounds["missing_share"] == pytest.approx([0.7 / 0.8])
+    assert rounds["missing_epsilon"] == pytest.approx([4 / 2 * 0.7])
+    assert found["missing_share_max"] == pytest.approx(0.7 / 0.8)
 
 
 def test_fedavg_that_invites_some() -> None:

@@ -117,7 +117,7 @@ def test_tensorboard_goes_on_without_doubles(tmp_path: Path, die: int, every: in
 def test_tensorboard_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(
-        UserError, match=r"--tensorboard: tensorboard is not installed; pip install 'turnout\[tracking\]'"
+        UserError, match=r'--tensorboard: tensorboard is not installed; pip install -e "\.\[tracking\]"'
     ):
         TensorBoard("somewhere")
 
@@ -243,5 +243,5 @@ def test_nobody_listens() -> None:
 
 def test_mlflow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match=r"--mlflow: mlflow is not installed; pip install 'turnout\[tracking\]'"):
+    with pytest.raises(UserError, match=r'--mlflow: mlflow is not installed; pip install -e "\.\[tracking\]"'):
         MLflow("sqlite:///a.db")

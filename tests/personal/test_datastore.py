@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fake_faiss import FakeFaiss
 from turnout.errors import UserError
 from turnout.personal.datastore import Datastore, check_capacity, fingerprint, room
 from turnout.personal.knn import KNN
@@ -163,35 +164,6 @@ def test_an_empty_memory_finds_nobody() -> None:
 # -- FAISS ----------------------------------------------------------------------------------------------------
 
 
-class FlatIndex:
-    """What `faiss.IndexFlatL2` does, as far as it is asked: squared distances, -1 where it finds nobody."""
-
-    def __init__(self, blind: int = 0) -> None:
-        self.blind = blind  # finds so many fewer than it is asked for
-
-    def train(self, keys: np.ndarray) -> None:
-        self.dimension = keys.shape[1]
-
-    def add(self, keys: np.ndarray) -> None:
-        self.keys = keys
-
-    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        apart = np.square(queries[:, None] - self.keys).sum(2)
-        found = np.argsort(apart, axis=1)[:, :k]
-        found[:, found.shape[1] - self.blind :] = -1
-        return np.take_along_axis(apart, np.maximum(found, 0), 1), found
-
-
-class FakeFaiss:
-    asked: list[tuple[int, str]] = []
-    blind = 0
-
-    @classmethod
-    def index_factory(cls, size: int, description: str) -> FlatIndex:
-        cls.asked.append((size, description))
-        return FlatIndex(cls.blind)
-
-
 def test_faiss_is_asked_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
     exact, other = store(), store(index="faiss")
@@ -227,7 +199,7 @@ def test_the_real_faiss_recalls_what_is_near() -> None:
 
 def test_without_faiss_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r"pip install 'turnout\[faiss\]'"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[faiss\]"'):
         store(index="faiss").search(points(2, 8), 5)
     with pytest.raises(UserError, match="unknown name 'annoy'"):
         store(index="annoy")

@@ -69,7 +69,7 @@ def test_the_charts_hold_the_record(digits: Path) -> None:
     axes = [
         chart["figure"]["layout"][axis].get("title", {}).get("text") for chart in charts for axis in ("xaxis", "yaxis")
     ]
-    assert {"loss", "accuracy", "worst decile of accuracy", "standard deviation of accuracy"} <= set(axes)
+    assert {"loss", "accuracy", "worst 10th percentile of accuracy", "standard deviation of accuracy"} <= set(axes)
 
 
 def test_clients_served_least_come_first_in_the_fairness_curve(digits: Path) -> None:

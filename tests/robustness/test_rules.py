@@ -64,6 +64,19 @@ def test_the_installed_flower_agrees(clients: int) -> None:
         np.testing.assert_allclose(found[name].numpy(), values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+def test_with_unequal_counts_the_median_and_the_trimmed_mean_weigh_clients_and_flower_does_not() -> None:
+    pytest.importorskip("flwr")
+    rows, sizes = published.inputs(12, 1)
+    theirs, weights = published.flower(rows, sizes, 1), torch.from_numpy(sizes / sizes.sum())
+    ruled = {
+        "coordinate_median": coordinate_median(torch.from_numpy(rows), weights),
+        "trimmed_mean": trimmed_mean(torch.from_numpy(rows), weights, published.TRIM),
+        "krum": krum(torch.from_numpy(rows), weights, 1),
+    }
+    same = {name: np.allclose(values.numpy(), theirs[name], rtol=1e-9) for name, values in ruled.items()}
+    assert same == {"coordinate_median": False, "trimmed_mean": False, "krum": True}
+
+
 # -- definitions ------------------------------------------------------------------------------------------------
 
 

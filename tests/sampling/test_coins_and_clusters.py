@@ -156,10 +156,10 @@ def test_poisson_binomial_with_a_cap() -> None:
     assert near(law.contacted.astype(float), np.array([1, 0.5, 0.25, 0.25]))
 
 
-@pytest.mark.parametrize("sampler", [Binomial(5), Binomial(0), PoissonBinomial(0), ClusteredSize(0)])
-def test_impossible_numbers_of_clients(sampler: Sampler) -> None:
+@pytest.mark.parametrize(("sampler", "size"), [(Binomial, 5), (Binomial, 0), (PoissonBinomial, 0), (ClusteredSize, 0)])
+def test_impossible_numbers_of_clients(sampler: type[Sampler], size: int) -> None:
     with pytest.raises(UserError, match=r"sampler\.clients_per_round"):
-        sampler.sample(server_of(EXAMPLE_A))
+        sampler(size).sample(server_of(EXAMPLE_A))  # type: ignore[call-arg]
 
 
 def test_more_draws_than_clients() -> None:

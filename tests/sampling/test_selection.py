@@ -32,12 +32,6 @@ def test_more_draws_than_clients(scheme: type[Subset]) -> None:
     assert weights * 7 == pytest.approx(np.rint(weights * 7))
 
 
-@pytest.mark.parametrize("sampler", [*(scheme(0) for scheme in SUBSETS), MD(0), MD(-1)])
-def test_no_draw_is_refused(sampler: Sampler) -> None:
-    with pytest.raises(UserError, match="clients_per_round"):
-        sampler.sample(server_of(EXAMPLE_A))
-
-
 def test_as_many_draws_as_clients() -> None:
     """client-sampling.md 3.13: with m = n, Uniform is full participation and MD is still random."""
     server = server_of(EXAMPLE_A)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_server import EXAMPLE_A, population
@@ -102,3 +104,37 @@ def test_a_sampler_knows_its_statistics() -> None:
     assert mine.variance.tolist() == exact.variance.tolist()
     rough = make("renormalised", 2).statistics(people, rounds=50)
     assert rough.expectation.tolist() == drawn(make("renormalised", 2), people, rounds=50).expectation.tolist()
+
+
+BAD_SIZES = (0, -1, 2.5, float("nan"), True, "ten")
+
+
+@pytest.mark.parametrize("name", registry.names("sampler"))
+def test_a_bad_number_is_one_sentence(name: str) -> None:
+    """Every number of every sampler, when it is made or asked: a sentence, or statistics that are possible."""
+    cls = registry.find("sampler", name)
+    fields = {field.name: field.default for field in dataclasses.fields(cls) if field.init}
+    people, needed = population(EXAMPLE_A), {"groups": [0, 1, 0, 1]} if name == "target" else {}
+    for option in [option for option, default in fields.items() if isinstance(default, int | float)]:
+        for value in (0, -1, 10**6, float("nan"), float("inf")):
+            try:
+                found = statistics(cls(**needed | {option: value}), people, rounds=20)
+            except UserError as error:
+                assert "\n" not in str(error)
+                continue
+            assert np.isfinite(found.variance).all()
+            assert (found.variance >= 0).all()
+            assert ((found.inclusion >= 0) & (found.inclusion <= 1 + 1e-12)).all()
+    for size in BAD_SIZES if "clients_per_round" in fields else ():
+        with pytest.raises(UserError, match=r"sampler\.clients_per_round: \S+ must be a whole number of at least 1"):
+            cls(**needed | {"clients_per_round": size})
+
+
+@pytest.mark.parametrize("name", ["uniform", "fill", "renormalised", "binomial", "poisson_binomial"])
+def test_unless_a_size_is_given_there_are_ten_or_as_many_as_can_be(name: str) -> None:
+    cls, few, many = registry.find("sampler", name), population(EXAMPLE_A), population([1 / 40] * 40)
+    limit = 2 if name == "poisson_binomial" else 4  # m p_i <= 1
+    assert statistics(cls(), few, rounds=20).distinct_clients == pytest.approx(limit)
+    assert statistics(cls(), many, rounds=20).distinct_clients == pytest.approx(10)
+    with pytest.raises(UserError, match=r"sampler\.clients_per_round: 10 "):
+        statistics(cls(10), few, rounds=20)

@@ -351,6 +351,29 @@ def test_a_standing_invitation_restarts_on_the_current_model() -> None:
     assert len(s.wait()) == 0
 
 
+def test_a_crash_restarts_under_a_standing_invitation_as_soon_as_it_is_known() -> None:
+    """Client 0 crashes after a quarter of its 8 s, 3 s later that is known, and its second job takes 8 s."""
+    for detection, known in ((Detection(), 2.0), (Detection("heartbeat", 3.0), 5.0)):
+        s = server([8, 40], crashes=FirstJobCrashes(0), detection=detection)
+        s.invite([0, 1], local(), again=True)
+        updates = s.wait(1)
+        assert events(updates) == [(known + 8, 0, 0)]
+        assert updates.failed.clients.tolist() == [0]
+        assert updates.failed.standing.tolist() == [True]
+        s.step(updates, [1.0])
+        assert events(s.wait(1)) == [(known + 16, 0, 1)]
+
+
+def test_a_client_that_always_crashes_is_left_alone_until_the_wait_is_over() -> None:
+    s = server([8], crashes=Crashes(1.0))
+    for _ in range(2):
+        s.invite([0], local(), again=True)
+        updates = s.wait(1)
+        assert len(updates) == 0
+        assert updates.failed.standing.tolist() == [True, True, True, False]
+        assert s.in_flight == 0
+
+
 def test_one_client_may_be_twice_in_a_buffer() -> None:
     s = server([1, 10])
     s.invite([0, 1], local(), again=True)
@@ -394,8 +417,15 @@ def test_keep_finishes_an_interrupted_job_with_the_same_result() -> None:
 
 
 class FirstJobCrashes(Crashes):
+    """The first job of every client, or of one."""
+
+    def __init__(self, client: int | None = None) -> None:
+        super().__init__(0.5)
+        object.__setattr__(self, "client", client)
+
     def draw(self, seed: int, ids: Any, number: Any) -> Any:
-        return np.asarray(number) == 0, np.full(len(ids), 0.25)
+        whose = True if self.client is None else np.asarray(ids) == self.client  # type: ignore[attr-defined]
+        return (np.asarray(number) == 0) & whose, np.full(len(ids), 0.25)
 
 
 def test_keep_needs_something_to_go_on_from() -> None:

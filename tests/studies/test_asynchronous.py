@@ -14,7 +14,7 @@ from torch import nn
 from turnout import AsyncFedAvg, FedAvg, Full, LocalSGD, Plan, Population, Ragged, devices, studies
 from turnout.studies import images, losses
 from turnout.studies.asynchronous_bias import speeds
-from turnout.studies.study import UNDECIDED, Measures, Results
+from turnout.studies.study import NOT_JUDGED, Measures, Results
 
 # -- the studies ----------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def test_the_small_size_runs_and_is_read_back(name: str, tmp_path: Path) -> None
     for judgement in judgements:
         assert len(judgement.values) == 1
         assert math.isfinite(judgement.mean)
-        assert judgement.verdict == UNDECIDED
+        assert judgement.verdict == NOT_JUDGED
     lines.clear()
     assert study.run("small", [0], tmp_path, say=lines.append) == results == Results.read(tmp_path / "results.json")
     assert not lines

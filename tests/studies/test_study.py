@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from turnout.statistics import interval
 from turnout.studies.study import (
     FAILS,
     HOLDS,
+    NOT_JUDGED,
     UNDECIDED,
     Claim,
     Experiment,
@@ -116,6 +117,7 @@ class Toy(Study):
     """Scheme a loses 1 more than scheme b, give or take noise; the best learning rate is 0.2."""
 
     name, title, source, setting = "toy", "A toy", "nobody", "In words."
+    small_data = "wood in the place of steel"
     sizes = {"small": Size(0.1), "default": Size(0.2)}
     claims = (
         Claim("b wins", "b beats a.", "nobody", "loss of a minus loss of b", _difference, above=0),
@@ -209,7 +211,7 @@ def test_a_file_that_holds_no_trials_is_refused(tmp_path: Path, text: str) -> No
 
 def test_results_can_be_judged_again_without_running(tmp_path: Path) -> None:
     toy = Toy()
-    results = toy.run("small", range(5), tmp_path)
+    results = toy.run("default", range(5), tmp_path)
     again = Results.read(tmp_path / "results.json")
     assert again == results
     judgements = toy.judge(again)
@@ -219,6 +221,32 @@ def test_results_can_be_judged_again_without_running(tmp_path: Path) -> None:
     assert [claim["verdict"] for claim in document["claims"]] == [HOLDS, FAILS]
     assert document["claims"][0]["values"] == judgements[0].values
     assert document["tuned"] == {"lr": 0.2}
+    assert document["not_judged"] is None
+
+
+def test_another_size_has_no_verdicts_and_names_what_stands_in(tmp_path: Path) -> None:
+    toy = Toy()
+    results = toy.run("small", range(5), tmp_path)
+    assert {judgement.verdict for judgement in toy.judge(results)} == {NOT_JUDGED}
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert {claim["verdict"] for claim in document["claims"]} == {NOT_JUDGED}
+    assert document["not_judged"] == toy.not_judged("small")
+    assert "wood in the place of steel" in document["not_judged"]
+
+
+STAND_INS = ("digits", "stand_in", "bundled", "generated")  # fields of sizes that put other data in place of the real
+
+
+@pytest.mark.parametrize("name", studies.names())
+def test_every_study_names_its_stand_in(name: str) -> None:
+    study = studies.find(name)
+    small, judged = (asdict(study.sizes[size]) for size in ("small", "default"))
+    assert not any(judged.get(field) for field in STAND_INS)  # claims are judged on what they speak of
+    assert study.small_data in (study.not_judged("small") or "")
+    assert study.not_judged("default") is None
+    generated = ("fedem_mixture", "stream_synthetic")  # at every size
+    if any(small.get(field) for field in STAND_INS) and name not in generated:
+        assert "in the place of" in study.small_data
 
 
 def test_differences_are_paired_within_a_seed(tmp_path: Path) -> None:
@@ -267,7 +295,7 @@ def test_list(terminal: Terminal) -> None:
 
 def test_show_says_everything_and_runs_nothing(terminal: Terminal, toy: Toy) -> None:
     shown = terminal.done("study", "show", "toy").out
-    for text in ("A toy", "In words.", "small, default", "b wins", "above 0"):
+    for text in ("A toy", "In words.", "small, default", "wood in the place of steel", "b wins", "above 0"):
         assert text in shown
     assert not toy.carried_out
     assert not list(terminal.here.iterdir())
@@ -275,7 +303,7 @@ def test_show_says_everything_and_runs_nothing(terminal: Terminal, toy: Toy) -> 
 
 @pytest.mark.usefixtures("toy")
 def test_run_prints_a_table(terminal: Terminal) -> None:
-    answer = terminal.done("study", "run", "toy", "--size", "small")
+    answer = terminal.done("study", "run", "toy")
     rows = [line for line in answer.out.splitlines() if "wins" in line]
     assert [FAILS in row for row in rows] == [False, True]
     assert HOLDS in rows[0]
@@ -283,7 +311,20 @@ def test_run_prints_a_table(terminal: Terminal) -> None:
     assert "above 0" in rows[0]
     assert "learning rates: lr 0.2" in answer.out
     assert answer.err.count("scheme") == 12  # progress
-    assert (terminal.here / "runs/toy-small/results.json").exists()
+    assert (terminal.here / "runs/toy-default/results.json").exists()
+    assert "Not judged" not in answer.out
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_small_run_prints_no_verdicts(terminal: Terminal) -> None:
+    printed = terminal.done("study", "run", "toy", "--size", "small").out
+    assert "wood in the place of steel" in printed
+    assert not [word for word in ("verdict ", "rule", HOLDS, FAILS, UNDECIDED) if word in printed]
+    document = terminal.done("study", "run", "toy", "--size", "small", "--json").json()
+    assert {claim["verdict"] for claim in document["claims"]} == {NOT_JUDGED}
+    assert "wood in the place of steel" in document["not_judged"]
+    for command in (["run", "toy"], ["all"]):
+        assert "--strict: toy has no verdicts" in terminal.refused("study", *command, "--size", "small", "--strict")
 
 
 def test_show_judges_results_again(terminal: Terminal, toy: Toy) -> None:
@@ -301,6 +342,7 @@ def test_run_as_json(terminal: Terminal) -> None:
     assert document["study"] == "toy"
     assert document["folder"] == "here"
     assert document["size"] == "default"
+    assert document["not_judged"] is None
     assert document["seeds"] == [0, 1, 2, 3, 4]
     claim = document["claims"][0]
     keys = {"name", "sentence", "source", "measured", "rule", "values", "mean", "half_width", "verdict"}
@@ -320,11 +362,11 @@ def test_strict_is_exit_code_3(terminal: Terminal) -> None:
 @pytest.mark.usefixtures("toy")
 def test_all_runs_every_study(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "names", lambda: ["toy", "twin"])
-    answer = terminal("study", "all", "--size", "small", "--out", "here", "--strict", "--json")
+    answer = terminal("study", "all", "--out", "here", "--strict", "--json")
     assert answer.code == 3
     assert [(one["study"], one["folder"]) for one in answer.json()] == [
-        ("toy", "here/toy-small"),
-        ("twin", "here/twin-small"),
+        ("toy", "here/toy-default"),
+        ("twin", "here/twin-default"),
     ]
     assert terminal.done("study", "all", "--size", "small", "--out", "here").out.count("toy, size small") == 2
 

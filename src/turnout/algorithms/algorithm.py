@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
+from turnout.random import FloatArray, IntArray
 from turnout.server.optimisers import Gradient
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Algorithm:
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
     # Whether it takes more from updates than the sum of a step: every class that does not declares False itself.
     reads_updates: ClassVar[bool] = True
+    sends_updates: ClassVar[bool] = True  # False: clients keep what they learn to themselves
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
     no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
 
@@ -56,6 +57,11 @@ class Algorithm:
         """Raise unless that kind of work can be made of the local one without loss."""
         if type(local) is not LocalSGD:
             raise local.lost_to(f"the {kind.__name__} of {type(self).__name__}")
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
+        return getattr(self, "deadline", None)
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -97,6 +103,31 @@ class Algorithm:
         than to look up what it kept: it trains this work, `prepare`s and `predict`s with it, and keeps nothing of it.
         `unseen` clients have never trained. It takes no time and nothing is sent: evaluation alone asks for it."""
         return None
+
+
+@dataclass
+class DefaultDeadline(Algorithm):
+    """Waits for `deadline` seconds, an option of the subclass; unless given, for a time taken from how long the clients
+    are expected to need, which is logged and part of the result."""
+
+    local: LocalSGD
+    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
+
+    @property
+    def time_limit(self) -> float | None:
+        given = super().time_limit
+        return self.chosen_deadline if given is None else given
+
+    def begin(self, server: Server) -> None:
+        super().begin(server)
+        if super().time_limit is None:
+            expected = server.durations(self.local).mean[server.population.base_importance > 0]
+            self.chosen_deadline = self.default_deadline(expected)
+            server.log("default_deadline", seconds=float(f"{self.chosen_deadline:.6g}"), why="no algorithm.deadline")
+
+    def default_deadline(self, expected: FloatArray) -> float:
+        """Seconds, from those that each client is expected to need."""
+        raise NotImplementedError
 
 
 def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:

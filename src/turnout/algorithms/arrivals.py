@@ -89,7 +89,7 @@ class Arrivals(Algorithm):
         return arrived.select(~old)
 
     def _idle(self, server: Server, arrived: Updates, policy: Policy) -> IntArray:
-        """Who delivered (unless it has restarted by itself), who crashed, and who is back; or whoever is drawn."""
+        """Who delivered or crashed (unless it restarts by itself), and who is back; or whoever is drawn."""
         if self.concurrency is not None:
             return self._drawn(server, self.concurrency - server.in_flight)
         delivered = arrived.clients[:0] if policy.restart else arrived.clients
@@ -98,7 +98,7 @@ class Arrivals(Algorithm):
         reasons = np.array(arrived.failed.reasons, object)
         crashed, left = reasons == CRASHED, reasons == LEFT
         gone = arrived.failed.clients[~crashed & ~left]
-        delivered = np.concatenate([delivered, arrived.failed.clients[crashed]])
+        delivered = np.concatenate([delivered, arrived.failed.clients[crashed & ~arrived.failed.standing]])
         if not len(gone) and not (self.back_at < server.now + _RESOLUTION).any():
             return delivered
         absent, back_at = np.concatenate([self.absent, gone]), np.append(self.back_at, np.full(len(gone), server.now))

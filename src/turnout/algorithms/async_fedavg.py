@@ -1,7 +1,7 @@
 """Asynchronous FedAvg: aggregate each update the moment it arrives, and send its client the new model.
 
 Fraboni, Vidal, Kameni, Lorenzi, "A general theory for federated optimization with asynchronous and heterogeneous
-clients updates", JMLR 2023, section 4.2 (algorithm 1 with the weights of table 2).
+clients updates", JMLR 2023, section 4.3 (algorithm 1 with the weights of table 2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedAvg: invite some clients, wait for them, average what they changed.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; in the
-difference form of Fraboni et al. (JMLR 2023, eq. 2.3), which stays right when the weights do not sum to 1.
+difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right when the weights do not sum to 1.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FedAvg(Algorithm):
             work, model = self.invitation(server, chosen.clients)
             work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
             server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
-            limit = self.deadline
+            limit = self.time_limit
             if limit is not None and not informed:
                 limit += server.push_seconds(invited, work)
             close = server.now + (limit or 0.0)

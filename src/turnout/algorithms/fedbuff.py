@@ -20,6 +20,7 @@ from turnout.server.server import Server
 from turnout.server.updates import Updates
 
 MODES = ("wait", "restart")
+DEFAULT_SIZE = 10
 
 
 @dataclass
@@ -27,13 +28,14 @@ class FedBuff(AsyncFedAvg):
     """`mode`: a client whose update is buffered waits for the flush and gets the new model (`wait`), or restarts at
     once on the current one (`restart`, as first published; it can then be twice in one buffer).
 
-    Naive weights are 1 / `divisor`, which is the buffer size unless given. Unbiased ones are p_i / f_i; in waiting mode
+    `buffer_size` is ten unless given, or as many as can wait where that is fewer. Naive weights are 1 / `divisor`,
+    which is the buffer size unless given. Unbiased ones are p_i / f_i; in waiting mode
     f_i has no closed form and is counted in the policy's own schedule.
     """
 
     reads_updates: ClassVar[bool] = False
 
-    buffer_size: int = 10
+    buffer_size: int | None = None
     mode: str = "wait"
     divisor: float | None = None
 
@@ -45,16 +47,21 @@ class FedBuff(AsyncFedAvg):
             check_positive(f"algorithm.{name}", getattr(self, name))
         if self.concurrency is not None and self.mode == "restart":
             raise UserError("algorithm.concurrency: clients that restart by themselves leave no place; use mode wait")
-        if self.concurrency is not None and self.buffer_size > self.concurrency:
+        if self.concurrency is not None and (self.buffer_size or 0) > self.concurrency:
             raise UserError(
                 f"algorithm.buffer_size: {self.buffer_size} waiting clients, but only {self.concurrency} work at once"
             )
 
-    def policy(self, durations: Durations, version: int = 0) -> Policy:
-        clients = durations.population.size
+    def size(self, clients: int) -> int:
+        """The updates of a flush, with so many clients."""
+        if self.buffer_size is None:
+            return DEFAULT_SIZE if self.mode == "restart" else min(DEFAULT_SIZE, clients, self.concurrency or clients)
         if self.mode == "wait" and self.buffer_size > clients:
             raise UserError(f"algorithm.buffer_size: {self.buffer_size} waiting clients, but there are only {clients}")
-        return Policy(count=self.buffer_size, restart=self.mode == "restart")
+        return self.buffer_size
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy:
+        return Policy(count=self.size(durations.population.size), restart=self.mode == "restart")
 
     def naive(self, server: Server, updates: Updates) -> FloatArray:
-        return np.full(len(updates), 1 / (self.divisor or self.buffer_size))
+        return np.full(len(updates), 1 / (self.divisor or self.size(server.population.size)))

@@ -10,26 +10,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from turnout.algorithms.algorithm import DefaultDeadline
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError
+from turnout.population.durations import Durations
+from turnout.random import FloatArray
 from turnout.sampling.sampler import Selection
+from turnout.server.policy import Policy
 from turnout.server.server import Server
 
 
 @dataclass
-class FedCS(FedAvg):
-    """Invites the drawn clients whose expected download + training + upload fits into `deadline` seconds. Clients that
-    never fit are never heard: the audit shows them."""
+class FedCS(DefaultDeadline, FedAvg):
+    """Invites the drawn clients whose expected download + training + upload fits into `deadline` seconds, unless given
+    the time that nine clients in ten are expected to need. Clients that never fit are never heard: the audit shows
+    them."""
 
     reads_updates: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.deadline is None:
-            raise UserError("algorithm.deadline: fedcs needs one")
+    def default_deadline(self, expected: FloatArray) -> float:
+        return float(np.quantile(expected, 0.9))
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        return None  # the slow are never asked
 
     def choose(self, server: Server) -> Selection:
         drawn = super().choose(server)
         expected = server.durations(self.local).mean[drawn.clients]
-        fits = expected <= (self.deadline or 0.0)
+        fits = expected <= (self.time_limit or 0.0)
         return Selection(drawn.clients[fits], drawn.weights[fits])

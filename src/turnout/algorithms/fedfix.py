@@ -1,7 +1,7 @@
 """FedFix: aggregate every `window` seconds whatever has arrived.
 
 Fraboni, Vidal, Kameni, Lorenzi, "A general theory for federated optimization with asynchronous and heterogeneous
-clients updates", JMLR 2023, section 4.3: between synchronous (window at least the slowest client) and asynchronous.
+clients updates", JMLR 2023, section 4.4: between synchronous (window at least the slowest client) and asynchronous.
 """
 
 from __future__ import annotations

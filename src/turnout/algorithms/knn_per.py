@@ -24,8 +24,9 @@ class KNNPer(FedAvg):
     keeps as many as its `capacity` allows (a share from 0.0 to 1.0 or a whole number; None: all), and serves
     lambda * vote of the `k` nearest + (1 - lambda) * global model. Which it keeps: `random` ones, `balanced` over the
     classes, or a `coreset` of prototypes, k-means of each class. See `turnout.personal.knn.KNN` for the `kernel`, its
-    `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. Measured on
-    training samples, a memory finds those very samples in it."""
+    `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. `index` is `exact`,
+    `faiss` or `faiss:FACTORY` (`faiss:HNSW32`) for large memories. Measured on training samples, a memory finds those
+    very samples in it."""
 
     reads_updates: ClassVar[bool] = False
 
@@ -38,6 +39,7 @@ class KNNPer(FedAvg):
     tune: str = "grid"
     fraction: float = 0.2
     interpolation: float = 0.5
+    index: str = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +50,7 @@ class KNNPer(FedAvg):
     @property
     def knn(self) -> KNN:
         """How neighbours vote."""
-        return KNN(self.k, self.kernel, self.scale, self.tune, self.fraction, self.interpolation)
+        return KNN(self.k, self.kernel, self.scale, self.tune, self.fraction, self.interpolation, self.index)
 
     def begin(self, server: Server) -> None:
         if self.capacity == 0:

@@ -27,6 +27,7 @@ class Local(Algorithm):
     seconds."""
 
     trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
+    sends_updates: ClassVar[bool] = False
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)

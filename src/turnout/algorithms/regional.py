@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnout import random
-from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms.algorithm import DefaultDeadline
 from turnout.errors import UserError, check_seconds
 from turnout.local.sgd import LocalSGD
 from turnout.random import FloatArray, IntArray
@@ -18,12 +18,13 @@ from turnout.server.updates import Updates
 
 
 @dataclass
-class Regional(Algorithm):
+class Regional(DefaultDeadline):
     """An edge draws uniformly among all its clients: it cannot know who is there, at work or dead. Whoever does not
-    answer within `deadline` seconds after the models are out is not waited for. Without regions there is one edge."""
+    answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
+    client is expected to need. Without regions there is one edge."""
 
     local: LocalSGD
-    deadline: float
+    deadline: float | None = None
     fraction: float = 0.3
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
@@ -35,14 +36,17 @@ class Regional(Algorithm):
         if not 0 < self.fraction <= 1:
             raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
 
+    def default_deadline(self, expected: FloatArray) -> float:
+        return float(expected.max())
+
     def begin(self, server: Server) -> None:
+        super().begin(server)
         given = server.population.regions
         one = np.zeros(server.population.size, np.int64)
         self.names, self.region = np.unique(one if given is None else given, return_inverse=True)
         self.models = server.model.repeat(len(self.names), 1)
-        missing = int(self.names[-1]) + 1 - len(self.names)
-        if missing > 0:
-            server.log("empty_regions", number=missing, why="no client belongs to them")
+        for region in np.setdiff1d(np.arange(self.names[-1]), self.names).tolist():
+            server.log("empty_region", region=region, why="no client belongs to it")
 
     def sizes(self, server: Server) -> IntArray:
         """`[M]` N_r: clients that matter."""
@@ -74,7 +78,7 @@ class Regional(Algorithm):
 
     def limit(self, server: Server, selected: IntArray) -> float:
         """Seconds from the invitation to the deadline."""
-        return self.deadline + server.push_seconds(len(selected), self.local)
+        return (self.time_limit or 0.0) + server.push_seconds(len(selected), self.local)
 
     def reach_cloud(self, server: Server) -> None:
         """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""

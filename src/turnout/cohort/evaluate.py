@@ -23,6 +23,7 @@ from turnout.cohort.train import Cohort, Jobs
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.population.ragged import Ragged
+from turnout.statistics import OVER_CLIENTS
 from turnout.task import Task
 
 FloatArray = NDArray[np.float64]
@@ -193,8 +194,8 @@ class Evaluator:
 def distribution(
     prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
 ) -> dict[str, float]:
-    """The weighted mean, and over clients the mean, the standard deviation and the worst decile: of T clients the
-    (T / 10)-th worst, at least the worst. Clients without samples in the split do not count."""
+    """The weighted mean, and over clients the mean, the standard deviation and the worst 10th percentile: of T clients
+    the (T / 10)-th worst, at least the worst. Clients without samples in the split do not count."""
     known = (counts > 0) & (importance > 0)
     if not known.any():
         return {}
@@ -203,8 +204,7 @@ def distribution(
     for name, values in measures.items():
         seen = values[known]
         if not np.isfinite(seen).all():  # diverged: no spread to speak of
-            parts = ("", "_mean", "_std", "_worst_decile")
-            summary |= {f"{prefix}_{name}{part}": float("nan") for part in parts}
+            summary |= {f"{prefix}_{name}{part}": float("nan") for part in OVER_CLIENTS}
             continue
         summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
         summary[f"{prefix}_{name}_mean"] = float(seen.mean())

@@ -20,7 +20,7 @@ from turnout.cohort.plan import Plan
 from turnout.cohort.remote import LostError, Worker
 from turnout.cohort.train import Cohort
 from turnout.errors import UserError
-from turnout.imports import optional
+from turnout.imports import extra, optional
 
 LOCAL = ("", "local")
 
@@ -31,7 +31,7 @@ def load(use: str, address: str) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address in LOCAL:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on Linux too: it listens on loopback only
-    return optional(use, "ray", "'turnout[ray]'")
+    return optional(use, "ray", extra("ray"))
 
 
 def connect(use: str, address: str) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from turnout.errors import UserError
+from turnout.imports import extra, missing
 
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 
@@ -33,7 +33,7 @@ def environment(home: Path) -> dict[str, str]:
 def program(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise UserError(f"deploy: {name} is not installed; pip install 'turnout[flower]'")
+        raise missing("deploy", name, extra("flower"))
     return str(path)
 
 

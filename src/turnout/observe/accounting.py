@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from turnout.errors import UserError
+from turnout.imports import extra, optional
 from turnout.local.transforms import Clip, Noise
 from turnout.observe.observer import Observer, Round
 from turnout.random import IntArray
@@ -39,11 +40,7 @@ ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # of sampled events: whole o
 
 def accounting() -> Any:
     """The package, or a sentence that says how to get it."""
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise UserError("privacy: the accountant is not installed; pip install 'turnout[privacy]'") from error
-    return dp_accounting
+    return optional("privacy", "dp_accounting", extra("privacy"))
 
 
 class Accounting(Observer):
@@ -114,7 +111,7 @@ class CentralAccounting(Accounting):
             event = package.PoissonSampledDpEvent(rate, gaussian)
             return self.begin(event, relations.ADD_OR_REMOVE_ONE, f"poisson_sampled({rate:g}, gaussian({noise:g}))")
         if alone and people.reliable and isinstance(sampler, Uniform | Fill):
-            n, m = int(np.count_nonzero(server.importance)), sampler.clients_per_round
+            n, m = int(np.count_nonzero(server.importance)), sampler.size(people)
             event = package.SampledWithoutReplacementDpEvent(n, m, package.GaussianDpEvent(noise / 2))
             words = f"sampled_without_replacement({m} of {n}, gaussian({noise / 2:g}))"
             return self.begin(event, relations.REPLACE_ONE, words)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 _MOST_NEW = 10_000
+_ROUND_OFF = 1e-12  # relative
+_CONCERNED = "clients of "  # a tensor's name in a checkpoint
 _OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked")  # events that are not of the training
 
 
@@ -37,7 +39,8 @@ class Findings:
     mean_weight: float  # mean sum of weights a round: 1 for a full step
     staleness: dict[int, int]  # updates used, by staleness
     failures: dict[str, int]  # jobs that brought nothing, by reason
-    events: dict[str, int]  # what else was logged, by kind
+    events: dict[str, int]  # what else was logged, by kind: how many times
+    event_clients: dict[str, int]  # of how many different clients, where it was of clients
     linear: bool  # False: weights are selection counts, the rule was not a weighted sum
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,6 +59,7 @@ class Findings:
             "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
             "failures": self.failures,
             "events": self.events,
+            "event_clients": self.event_clients,
             "linear": self.linear,
         }
 
@@ -70,6 +74,7 @@ class Audit(Observer):
         self._staleness: dict[int, int] = {}
         self._failures: dict[str, int] = {}
         self._events: dict[str, int] = {}
+        self._concerned: dict[str, NDArray[np.bool_]] = {}  # by kind of event: [N] whom it was about
         self._rounds = 0
         self._linear = True
 
@@ -118,6 +123,10 @@ class Audit(Observer):
         if event.kind in _OF_THE_PROCESS:
             return
         self._events[event.kind] = self._events.get(event.kind, 0) + 1
+        clients = event.facts.get("clients", event.facts.get("client"))
+        if "client" in event.facts or isinstance(clients, list):
+            nobody = np.zeros(server.population.size, bool)
+            self._concerned.setdefault(event.kind, nobody)[clients] = True
 
     @property
     def findings(self) -> Findings:
@@ -135,11 +144,12 @@ class Audit(Observer):
             contributions=self._contributions,
             never_heard=np.flatnonzero(meant & (self._contributions == 0)),
             chi_square=float((np.square(share - intended)[meant] / intended[meant]).sum()),
-            weight_variance=float((self._squares / rounds - realised**2).sum()),
+            weight_variance=_variance(self._squares / rounds, realised),
             mean_weight=float(total),
             staleness=self._staleness,
             failures=self._failures,
             events=self._events,
+            event_clients={kind: int(clients.sum()) for kind, clients in self._concerned.items()},
             linear=self._linear,
         )
 
@@ -153,6 +163,7 @@ class Audit(Observer):
             "events": self._events,
         }
         arrays = {name: getattr(self, f"_{name}") for name in ("intended", "realised", "squares", "contributions")}
+        arrays |= {f"{_CONCERNED}{kind}": clients for kind, clients in self._concerned.items()}
         return facts, {name: torch.as_tensor(value) for name, value in arrays.items()}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -161,4 +172,13 @@ class Audit(Observer):
         self._staleness = {int(k): int(v) for k, v in facts["staleness"]}
         self._failures, self._events = facts["failures"], facts["events"]
         for name, value in tensors.items():
-            setattr(self, f"_{name}", value.numpy().copy())
+            if name.startswith(_CONCERNED):
+                self._concerned[name.removeprefix(_CONCERNED)] = value.numpy().copy()
+            else:
+                setattr(self, f"_{name}", value.numpy().copy())
+
+
+def _variance(mean_square: FloatArray, mean: FloatArray) -> float:
+    """Of weights that are always the same it is 0, whatever rounding leaves of the difference."""
+    difference = mean_square - mean**2
+    return float(np.where(difference > _ROUND_OFF * mean_square, difference, 0.0).sum())

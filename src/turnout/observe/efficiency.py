@@ -6,8 +6,10 @@ A round's row of the history gets
     sync_ratio                  models sent a client
     version_variance            of the versions that the jobs which arrived in this round began from
     work_assigned, work_lost    jobs begun, and how much of a job was later thrown away unfinished
-    missing_share               epsilon_t = M / K sum of p_i over the jobs that brought no update, for any reason, of
-                                the K that ended in this round; M members (Su, Xu, Yang, 2023)
+    missing_share               by importance, how much of the jobs that ended in this round brought no update, for
+                                any reason
+    missing_epsilon             M / K sum of p_i over those jobs, of the K that ended; M members (Su, Xu, Yang, 2023:
+                                an estimate of that share of the population, above 1 where heavy clients are missing)
     distribution_seconds        the server's own time to send its models
     round_seconds
 """
@@ -44,19 +46,22 @@ def _variance(values: list[int]) -> float:
     return sum((value - mean) ** 2 for value in values) / len(values)
 
 
-def _missing_share(server: Server, ended: list[Job]) -> float:
-    """Reports do not count: they were to bring no update."""
+def _missing(server: Server, ended: list[Job]) -> tuple[float, float]:
+    """`missing_share` and `missing_epsilon`. Reports do not count: they were to bring no update."""
     if all(job.outcome == ARRIVED for job in ended):
-        return 0.0
+        return 0.0, 0.0
     asked = [job for job in ended if "delta" in job.work.payload_shapes(server.task)]
-    missing = sum(float(server.importance[job.client]) for job in asked if job.outcome != ARRIVED)
-    return missing * int(np.count_nonzero(server.importance)) / len(asked) if missing else 0.0
+    weights = [float(server.importance[job.client]) for job in asked]
+    missing = sum(weight for job, weight in zip(asked, weights, strict=True) if job.outcome != ARRIVED)
+    if not missing:
+        return 0.0, 0.0
+    return missing / sum(weights), missing * int(np.count_nonzero(server.importance)) / len(asked)
 
 
 class Efficiency(Observer):
     """Adds its columns to every round; `findings` sums them up."""
 
-    columns = (*_MEANS, "work_assigned", "work_lost")
+    columns = (*_MEANS, "missing_epsilon", "work_assigned", "work_lost")
 
     def __init__(self) -> None:
         self._rounds, self._closed_at, self._missing_share_max = 0, 0.0, 0.0
@@ -89,10 +94,10 @@ class Efficiency(Observer):
     def on_round(self, server: Server, record: Round) -> None:
         crew = together(record.jobs)
         if crew is None:
-            used, new, variance, missing = self._looked_at(server, record)
+            used, new, variance, missing, epsilon = self._looked_at(server, record)
         else:
             used = new = int(np.count_nonzero(record.weights))
-            variance = missing = 0.0
+            variance = missing = epsilon = 0.0
             order = np.argsort(crew.number, kind="stable")
             finished = np.append(self._totals["finished_seconds"], crew.seconds[order, 1])
             self._totals["finished_seconds"] = float(np.cumsum(finished)[-1])  # one after the other
@@ -107,6 +112,7 @@ class Efficiency(Observer):
             "distribution_seconds": self._distribution,
             "round_seconds": record.time - self._closed_at,
             "missing_share": missing,
+            "missing_epsilon": epsilon,
         }
         self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
         for name in _ADDED:
@@ -114,8 +120,8 @@ class Efficiency(Observer):
         self._rounds, self._closed_at = self._rounds + 1, record.time
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
 
-    def _looked_at(self, server: Server, record: Round) -> tuple[int, int, float, float]:
-        """Of jobs one by one: how many updates were used, how many of them are new, variance and missing share."""
+    def _looked_at(self, server: Server, record: Round) -> tuple[int, int, float, float, float]:
+        """Of jobs one by one: how many updates were used, how many are new, variance, missing share and epsilon."""
         keeps = server.algorithm.clients_keep != "nothing"
         fresh = sorted([job for job in record.jobs if not job.logged], key=attrgetter("number"))
         finished, forced = self._totals["finished_seconds"], self._totals["forced_seconds"]
@@ -132,7 +138,7 @@ class Efficiency(Observer):
         self._totals["finished_seconds"], self._totals["forced_seconds"] = finished, forced
         used = [job.logged for job, weight in zip(record.jobs, record.weights.tolist(), strict=True) if weight]
         arrived = [job.version for job in fresh if job.outcome == ARRIVED]
-        return len(used), used.count(False), _variance(arrived), _missing_share(server, fresh)
+        return len(used), used.count(False), _variance(arrived), *_missing(server, fresh)
 
     @property
     def findings(self) -> dict[str, float]:

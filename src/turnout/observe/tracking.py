@@ -18,14 +18,14 @@ import numpy as np
 from torch import Tensor
 
 from turnout.errors import UserError
-from turnout.imports import optional
+from turnout.imports import extra, optional
 from turnout.observe.observer import Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
 TIME = "virtual_seconds"
-EXTRA = "'turnout[tracking]'"
+EXTRA = extra("tracking")
 Settings = Mapping[str, Mapping[str, Any]]  # sections of options
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from turnout.errors import UserError, unknown
 from turnout.imports import optional
 from turnout.observe.curves import line_chart
+from turnout.statistics import OVER_CLIENTS
 
 Columns = dict[str, np.ndarray[Any, Any]]
 Table = Literal["rounds", "jobs", "clients"]
-_PARTS = ("", "_mean", "_std", "_worst_decile")
+_PARTS = tuple(OVER_CLIENTS)
 
 
 class Views:
@@ -88,7 +89,7 @@ def _plain(name: str, value: float | None) -> bool:
 
 
 def _measures(measures: dict[str, float | None]) -> str:
-    heads = "".join(f"<th>{head}</th>" for head in ("measure", "weighted", "mean", "std", "worst decile"))
+    heads = "".join(f"<th>{head}</th>" for head in ("measure", *OVER_CLIENTS.values()))
     rows = []
     for name in (name for name in measures if not name.endswith(_PARTS[1:])):
         values = [measures.get(name + part) for part in _PARTS]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from turnout import random
 from turnout.errors import UserError, unknown
 from turnout.personal.coreset import check_keep, prototypes, subset
+from turnout.personal.index import index_of
 from turnout.personal.knn import KNN, nearest
 
 POLICIES = ("growing", "fifo", "fixed")
@@ -136,15 +137,7 @@ class Datastore:
 
     @cached_property
     def _faiss(self) -> Any:
-        try:
-            import faiss
-        except ImportError as error:
-            raise UserError("datastore.index: faiss is not installed; pip install 'turnout[faiss]'") from error
-        keys = self.keys.cpu().float().contiguous().numpy()
-        index = faiss.index_factory(keys.shape[1], self.index.partition(":")[2] or "Flat")
-        index.train(keys)
-        index.add(keys)
-        return index
+        return index_of("datastore.index", self.index, self.keys)
 
 
 def check_finite(what: str, rows: Tensor) -> None:

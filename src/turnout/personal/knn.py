@@ -14,12 +14,14 @@ weights. The functions here are for one client and work under `vmap`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnout.errors import UserError, check_positive, unknown
+from turnout.personal.index import EXACT, MORE, candidates, check_index
 
 KERNELS = ("laplace", "gaussian", "uniform")
 TUNINGS = ("grid", "loglik")
@@ -68,12 +70,33 @@ def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None)
     found = []
     for part in torch.split(queries.double(), QUERIES_AT_ONCE):
         own = part.square().sum(1, keepdim=True)
-        squares = torch.maximum((norms + own).sub(part @ wide.T, alpha=2), SAME * own)
-        packed = (bits_as(torch.int64, squares) & ~POSITION).bitwise_or_(position)
-        found.append(packed.topk(min(k, len(keys)), largest=False).values)
-    packed, own = torch.cat(found), queries.double().square().sum(1, keepdim=True)
+        found.append(_first((norms + own).sub(part @ wide.T, alpha=2), own, position, min(k, len(keys))))
+    return _unpacked(torch.cat(found), queries, keys.dtype)
+
+
+def nearest_by(
+    index: str, keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same among the keys that an index finds; fewer where it finds fewer: the others are infinitely far."""
+    everybody = torch.ones(len(keys), dtype=torch.bool, device=keys.device) if stored is None else stored
+    places = candidates(index, keys, queries, everybody, min(k + MORE, len(keys)))
+    near, asked = keys[places.clamp(min=0)].double(), queries.double()
+    own = asked.square().sum(1, keepdim=True)
+    norms = torch.where(places < 0, torch.inf, near.square().sum(2))
+    squares = (norms + own).sub((near * asked[:, None]).sum(2), alpha=2)
+    return _unpacked(_first(squares, own, places.clamp(min=0), min(k, len(keys))), queries, keys.dtype)
+
+
+def _first(squares: Tensor, own: Tensor, position: Tensor, k: int) -> Tensor:
+    """`[B, k]` the smallest squared distances, each with a position in the place of its lowest bits."""
+    packed = bits_as(torch.int64, torch.maximum(squares, SAME * own)) & ~POSITION
+    return packed.bitwise_or_(position).topk(k, largest=False).values
+
+
+def _unpacked(packed: Tensor, queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    own = queries.double().square().sum(1, keepdim=True)
     squares = bits_as(torch.float64, packed & ~POSITION)
-    return torch.where(squares > SAME * own, squares, 0).sqrt().to(keys.dtype), packed & POSITION
+    return torch.where(squares > SAME * own, squares, 0).sqrt().to(dtype), packed & POSITION
 
 
 @dataclass(frozen=True)
@@ -88,9 +111,11 @@ class KNN:
     tune: str = "grid"
     fraction: float = 0.2
     interpolation: float = 0.5
+    index: str = EXACT  # how neighbours are found: see `turnout.personal.index`
 
     def check(self, section: str) -> None:
         """Raise a `UserError` that names the option."""
+        check_index(f"{section}.index", self.index)
         if self.k < 1:
             raise UserError(f"{section}.k: {self.k} must be at least 1")
         check_positive(f"{section}.scale", self.scale)
@@ -128,7 +153,8 @@ class KNN:
         self, keys: Tensor, values: Tensor, queries: Tensor, outputs: int, stored: Tensor | None = None
     ) -> Tensor:
         """`[B, outputs]` what the stored samples alone say of the queries."""
-        distances, positions = nearest(keys, queries, self.k, stored)
+        find = nearest if self.index == EXACT else partial(nearest_by, self.index)
+        distances, positions = find(keys, queries, self.k, stored)
         return self.vote(self.weights(distances, keys.shape[1]), values[positions], outputs)
 
     def tuned(self, local: Tensor, served: Tensor, values: Tensor, real: Tensor) -> Tensor:

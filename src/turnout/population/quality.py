@@ -128,6 +128,47 @@ KINDS: dict[str, tuple[Damage, float]] = {
     "label_flip": (label_flip, 1.0),
     "backdoor": (backdoor, 0.5),
 }  # and their strengths
+UNBOUNDED = ("gaussian_noise", "blur")  # strengths that are no shares
+
+
+@dataclass(frozen=True)
+class BadData:
+    """Which share of the clients has which kind of bad data, and how bad each kind is where that is not as usual."""
+
+    shares: Mapping[str, float]
+    strengths: Mapping[str, float]
+
+    def spoil(self, population: Population, seed: int) -> Population:
+        return degrade(population, self.shares, seed, **self.strengths)[0]
+
+
+def bad_data(shares: dict[str, float], strengths: dict[str, float] | None = None) -> BadData:
+    """Several kinds of bad data at once, by name: `shares` of the clients, and `strengths` other than the usual.
+
+    `behaviour.shares={irrelevant = 0.15, blur = 0.2, salt_and_pepper = 0.25}` is the population of FedProf's
+    experiments with images (Wu et al., IEEE TPDS 2023).
+    """
+    for option, given in (("shares", shares), ("strengths", strengths or {})):
+        for name in given:
+            if name not in KINDS:
+                raise unknown(f"behaviour.{option}", name, KINDS)
+    return BadData(shares, strengths or {})
+
+
+def _one_kind(name: str) -> Callable[..., BadData]:
+    def one_kind(share: float, strength: float | None = None) -> BadData:
+        if not 0 <= share <= 1:
+            raise UserError(f"behaviour.share: {share} must be from 0 to 1")
+        return BadData({name: share}, {} if strength is None else {name: strength})
+
+    damage, usual = KINDS[name]
+    meaning = " ".join((damage.__doc__ or "").split())
+    one_kind.__doc__ = f"A `share` of the clients has bad data. {meaning} The strength is {usual:g} unless given."
+    return one_kind
+
+
+# By name, what makes clients with bad data.
+BEHAVIOURS: dict[str, Callable[..., BadData]] = {name: _one_kind(name) for name in KINDS} | {"bad_data": bad_data}
 
 
 def degrade(
@@ -140,6 +181,10 @@ def degrade(
     total = sum(shares.values())
     if any(share < 0 for share in shares.values()) or total > 1 + 1e-9:
         raise UserError(f"quality: shares that sum to {total:g}; each must be at least 0 and all together at most 1")
+    for name, strength in strengths.items():
+        if not 0 <= strength < np.inf or (name not in UNBOUNDED and strength > 1):
+            allowed = "at least 0" if name in UNBOUNDED else "a share from 0 to 1"
+            raise UserError(f"quality: {name} of strength {strength}; it must be {allowed}")
     rows = population.train
     if len(np.unique(rows.values)) < len(rows.values):
         raise UserError("quality: clients share samples; deal every sample to one client only")

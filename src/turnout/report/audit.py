@@ -13,6 +13,7 @@ from turnout.random import FloatArray
 from turnout.report.blocks import Block, Chart, Grid, Words, number
 from turnout.report.curves import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
 from turnout.report.read import Recorded
+from turnout.statistics import without_round_off
 
 Groups = Sequence[Sequence[Recorded]]
 _ROWS: dict[str, Callable[[dict[str, Any]], float | None]] = {
@@ -22,9 +23,9 @@ _ROWS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "jobs that brought nothing": lambda audit: sum(audit["failures"].values()),
     "smallest realised / intended share": lambda audit: audit["ratio_min"],
     "largest realised / intended share": lambda audit: audit["ratio_max"],
-    "bias: chi-square of the shares": lambda audit: audit["chi_square"],
-    "mean sum of weights": lambda audit: audit["mean_weight"],
-    "variance of weights": lambda audit: audit["weight_variance"],
+    "bias: chi-square of the shares": lambda audit: without_round_off(audit["chi_square"]),
+    "mean sum of weights": lambda audit: without_round_off(audit["mean_weight"]),
+    "variance of weights": lambda audit: without_round_off(audit["weight_variance"]),
     "mean staleness": lambda audit: _mean_staleness(audit["staleness"]),
 }
 
@@ -51,12 +52,16 @@ def audit(groups: Groups, names: Sequence[str]) -> list[Block]:
 def _grid(groups: Groups, names: Sequence[str]) -> Grid:
     """A column a setting; of several seeds the mean, the smallest and the largest."""
     audits = [[run.summary["audit"] for run in group] for group in groups]
-    counted = [("failures", "jobs lost: {}"), ("events", "event: {}")]
+    counted = [
+        ("failures", "jobs lost: {}"),
+        ("events", "logged: {}, times"),
+        ("event_clients", "logged: {}, different clients"),
+    ]
     rows = [[title, *(several([value(one) for one in found]) for found in audits)] for title, value in _ROWS.items()]
     for part, words in counted:
-        for kind in sorted({kind for found in audits for one in found for kind in one[part]}):
+        for kind in sorted({kind for found in audits for one in found for kind in one.get(part, ())}):
             title = words.format(kind.replace("_", " "))
-            rows.append([title, *(several([one[part].get(kind, 0) for one in found]) for found in audits)])
+            rows.append([title, *(several([one.get(part, {}).get(kind, 0) for one in found]) for found in audits)])
     linear = all(one["linear"] for found in audits for one in found)
     note = "" if linear else " Where the rule is not a weighted sum, weights are counts of selections."
     return Grid(["", *names], rows, about=f"A share of 1 is as intended; a chi-square of 0 too.{note}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from turnout.observe.views import Columns, Views
 from turnout.random import FloatArray, IntArray
+from turnout.statistics import OVER_CLIENTS
 
 Over = Literal["time", "rounds"]
 Column = str | Callable[[Columns], np.ndarray[Any, Any] | None]  # of the history, or what is made of several
@@ -19,7 +20,7 @@ Figure = dict[str, Any]  # data and layout, as `plotly.graph_objects.Figure(...)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8f98")  # Okabe and Ito, and a grey
 DASHES = ("solid", "dash", "dot")
 POINTS = 2000  # a line on a screen shows no more
-_PARTS = ("_mean", "_std", "_worst_decile")
+_PARTS = tuple(part for part in OVER_CLIENTS if part)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, megabytes, number, span
 from turnout.report.curves import Figure, Over
 from turnout.report.read import Recorded, differences
+from turnout.statistics import WORST_PERCENTILE
 
 _PARTS = (
     "algorithm", "sampler", "local", "model", "data", "partition", "clients", "stream", "memory", "devices", "links",
@@ -46,7 +47,7 @@ def result(groups: Groups, names: Sequence[str]) -> list[Block]:
     if judged is not None:
         split, metric = judged
         table[f"{split} {metric}"] = lambda runs: several([run.last(f"{split}_{metric}") for run in runs])
-        table["worst decile"] = lambda runs: several([run.last(f"{split}_{metric}_worst_decile") for run in runs])
+        table[WORST_PERCENTILE] = lambda runs: several([run.last(f"{split}_{metric}_worst_decile") for run in runs])
         if metric != "loss":
             table[f"{split} loss"] = lambda runs: several([run.last(f"{split}_loss") for run in runs])
     table["rounds"] = lambda runs: several([run.last("round") for run in runs])
@@ -122,7 +123,7 @@ def _plain(value: Any) -> str:
 
 
 def learning(groups: Groups, names: Sequence[str]) -> list[Block]:
-    """Loss, metrics, worst decile and spread: of one setting on all data it was measured on, of several on one."""
+    """Loss, metrics, worst percentile and spread: of one setting on all data it was measured on, of several on one."""
     judged = judged_by(groups)
     if judged is None:
         return [Words("Nothing has been evaluated yet.")]
@@ -130,7 +131,7 @@ def learning(groups: Groups, names: Sequence[str]) -> list[Block]:
     measured = curves.splits(groups[0][0].rounds())
     drawn = [(name, name.capitalize(), name) for name in measured[split]]
     if split != "central":
-        drawn.append((f"{metric}_worst_decile", "Worst decile of clients", f"worst decile of {metric}"))
+        drawn.append((f"{metric}_worst_decile", WORST_PERCENTILE.capitalize(), f"{WORST_PERCENTILE} of {metric}"))
         drawn.append((f"{metric}_std", "Spread over clients", f"standard deviation of {metric}"))
 
     def figure(column: str, label: str, over: Over) -> Figure | None:

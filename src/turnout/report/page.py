@@ -19,6 +19,7 @@ import numpy as np
 from turnout import __version__
 from turnout.errors import UserError
 from turnout.files import write_text
+from turnout.imports import missing
 from turnout.report import audit, costs, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
@@ -185,7 +186,7 @@ def _plotly() -> str:
     try:
         return _packed((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise UserError("report: plotly is not installed; pip install 'plotly>=6'") from error
+        raise missing("report", "plotly", "'plotly>=6'") from error
 
 
 def _packed(content: bytes) -> str:

@@ -14,6 +14,7 @@ from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
+from turnout.population.adversary import Silence
 from turnout.population.availability import Always, Crashes
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
@@ -24,6 +25,38 @@ from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
 from turnout.task import Task
+
+
+@dataclass
+class Shadow:
+    """Silence clients found beforehand, in runs without an adversary on data dealt anew: those whose gradients, and of
+    the others those whose momenta, grow most between rounds `first` and `last`. Unless given they are a quarter and a
+    tenth of all clients. The run is then one with `silence`, and its configuration names the clients.
+    """
+
+    budget: float
+    first: int = 5
+    last: int = 150
+    by_gradient: int | None = None
+    by_momentum: int | None = None
+    leave: int = 1
+    begins: int = 0
+    ends: int | None = None
+
+    def find(self, task: Task, population: Population, local: LocalSGD, seed: int, plan: Plan | None = None) -> Silence:
+        """The adversary; see `candidates`."""
+        found = candidates(
+            task,
+            population,
+            local,
+            first=self.first,
+            last=self.last,
+            by_gradient=population.size // 4 if self.by_gradient is None else self.by_gradient,
+            by_momentum=population.size // 10 if self.by_momentum is None else self.by_momentum,
+            seed=seed,
+            plan=plan,
+        )
+        return Silence(self.budget, found, leave=self.leave, begins=self.begins, ends=self.ends)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.sampling.sampler import FloatArray, Moments, Sampler, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -28,15 +28,14 @@ class AFL(Sampler):
 
     report: ClassVar[str] = "loss"
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
     drop: float = 0.75
     temperature: float = 0.01
     explore: float = 0.1
     values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never asked
 
     def __post_init__(self) -> None:
-        if self.clients_per_round < 1:
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        check_size(self.clients_per_round)
         if not self.temperature >= 0:
             raise UserError(f"sampler.temperature: {self.temperature} must be at least 0")
         for name in ("drop", "explore"):

@@ -20,7 +20,7 @@ class Binomial(Independent):
 
     looks_at_data: ClassVar[bool] = False
 
-    def probabilities(self, importance: FloatArray) -> FloatArray:
-        if self.clients_per_round > len(importance):
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} of {len(importance)} clients")
-        return np.full(len(importance), self.clients_per_round / len(importance))
+    def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
+        if m > len(importance):
+            raise UserError(f"sampler.clients_per_round: {m} of {len(importance)} clients")
+        return np.full(len(importance), m / len(importance))

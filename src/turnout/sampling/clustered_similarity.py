@@ -41,6 +41,7 @@ class ClusteredSimilarity(Clustered):
     distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.distance not in DISTANCES:
             raise unknown("sampler.distance", self.distance, DISTANCES)
         if self.tree not in TREES:

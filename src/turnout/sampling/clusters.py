@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout import random
-from turnout.errors import UserError
-from turnout.sampling.sampler import FloatArray, IntArray, Moments, Sampler, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -43,7 +42,10 @@ class Clustered(Sampler):
     """omega_i = #{k : l_k = i} / m: unbiased, the weights sum to 1, and every client's weight varies less than with
     `md`. Where some clients are offline, a row draws among those of its clients that are there."""
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
+
+    def __post_init__(self) -> None:
+        check_size(self.clients_per_round)
 
     def allocate(self, server: Server) -> Allocation:
         """The m distributions of this round."""
@@ -57,8 +59,6 @@ class Clustered(Sampler):
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round
-        if m < 1:
-            raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
         allocation = self.allocate(server)
         ends = np.cumsum(allocation.shares * server.online().contains(allocation.clients))
         first = np.searchsorted(allocation.rows, np.arange(m))

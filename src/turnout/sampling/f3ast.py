@@ -13,7 +13,7 @@ import numpy as np
 
 from turnout.errors import UserError
 from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import FloatArray, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,14 +29,13 @@ class F3AST(Presence):
 
     looks_at_data: ClassVar[bool] = False
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
     smoothing: float = 0.005
     rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clients_per_round < 1:
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        check_size(self.clients_per_round)
         if not 0 < self.smoothing <= 1:
             raise UserError(f"sampler.smoothing: {self.smoothing} must be above 0 and at most 1")
 

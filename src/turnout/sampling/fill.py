@@ -25,8 +25,9 @@ class Fill(Subset):
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance
-        share = self.clients_per_round / int(np.count_nonzero(importance))  # everything as with uniform, times m / n
-        mean, variance, inclusion, of_sum, alpha = Uniform(self.clients_per_round).moments(server)
+        m = self.size(server.population)
+        share = m / int(np.count_nonzero(importance))  # everything as with uniform, times m / n
+        mean, variance, inclusion, of_sum, alpha = Uniform(m).moments(server)
         return (
             share * mean,
             share**2 * variance,

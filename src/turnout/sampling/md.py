@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from turnout import random
-from turnout.errors import UserError
-from turnout.sampling.sampler import IntArray, Moments, Sampler, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -27,7 +26,10 @@ class MD(Sampler):
 
     looks_at_data: ClassVar[bool] = False
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
+
+    def __post_init__(self) -> None:
+        check_size(self.clients_per_round)
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance
@@ -36,8 +38,6 @@ class MD(Sampler):
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round
-        if m < 1:
-            raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
         online, tried = server.online(), m
         while True:
             draws = self._draw(server, np.arange(server.population.size), tried)

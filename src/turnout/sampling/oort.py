@@ -14,7 +14,7 @@ import numpy as np
 
 from turnout import random
 from turnout.errors import UserError, check_seconds
-from turnout.sampling.sampler import FloatArray, IntArray, Moments, Sampler, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -35,7 +35,7 @@ class Oort(Sampler):
 
     report: ClassVar[str] = "loss"
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
     explore: float = 0.9
     decay: float = 0.98
     least_explore: float = 0.2
@@ -47,8 +47,7 @@ class Oort(Sampler):
     last: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] round; 0: never tried
 
     def __post_init__(self) -> None:
-        if self.clients_per_round < 1:
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
+        check_size(self.clients_per_round)
         for name in ("explore", "decay", "least_explore", "cutoff"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")

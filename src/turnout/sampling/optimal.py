@@ -13,7 +13,7 @@ import numpy as np
 from turnout import random
 from turnout.errors import UserError
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Moments, Sampler, Selection, water_fill
+from turnout.sampling.sampler import DEFAULT_SIZE, Moments, Sampler, Selection, check_size, water_fill
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -30,7 +30,10 @@ class Optimal(Sampler):
 
     decides_later: ClassVar[bool] = True
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
+
+    def __post_init__(self) -> None:
+        check_size(self.clients_per_round)
 
     def sample(self, server: Server) -> Selection:
         return Full().sample(server)
@@ -40,8 +43,6 @@ class Optimal(Sampler):
 
     def decide(self, server: Server, answers: Updates) -> Selection:
         m = self.clients_per_round
-        if m < 1:
-            raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
         importance = server.importance[answers.clients]
         norms = np.nan_to_num(answers.norms().double().cpu().numpy(), nan=0.0, posinf=0.0)
         chance = water_fill(importance * norms, min(m, int(np.count_nonzero(importance * norms))))

@@ -6,10 +6,13 @@ Fraboni's thesis, section 2.3 and appendix A.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from turnout.errors import UserError
 from turnout.sampling.sampler import FloatArray, Independent, water_fill
+
+if TYPE_CHECKING:
+    from turnout.population.population import Population
 
 
 @dataclass
@@ -21,8 +24,10 @@ class PoissonBinomial(Independent):
 
     cap: bool = False
 
-    def probabilities(self, importance: FloatArray) -> FloatArray:
-        m = self.clients_per_round
+    def most(self, population: Population) -> int:
+        return super().most(population) if self.cap else int((1 + 1e-12) / population.base_importance.max())
+
+    def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
         if m * importance.max() > 1 + 1e-12 and not self.cap:
             raise UserError(
                 f"sampler.clients_per_round: {m} draws of a client with importance {importance.max():.4g}; "

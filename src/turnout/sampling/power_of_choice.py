@@ -14,7 +14,7 @@ import numpy as np
 from turnout import random
 from turnout.errors import UserError
 from turnout.local.loss_report import LossReport
-from turnout.sampling.sampler import IntArray, Moments, Sampler, Selection
+from turnout.sampling.sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -27,10 +27,11 @@ class PowerOfChoice(Sampler):
     badly: faster at first, and to another optimum. The reports cost the time of an answer, and a download that those
     who train do not need again."""
 
-    clients_per_round: int = 10
+    clients_per_round: int = DEFAULT_SIZE
     candidates: int = 20
 
     def __post_init__(self) -> None:
+        check_size(self.clients_per_round)
         if not 1 <= self.clients_per_round <= self.candidates:
             given = self.clients_per_round
             raise UserError(f"sampler.clients_per_round: {given} must be from 1 to the {self.candidates} candidates")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+DEFAULT_SIZE = 10  # clients a round
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Sampler:
     def hear(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
         """Reports of these clients before anybody is chosen; whoever is later than the algorithm's deadline is not
         waited for."""
-        deadline = getattr(server.algorithm, "deadline", None)
+        deadline = server.algorithm.time_limit
         sending = server.push_seconds(len(clients), work) if model is None else 0.0
         server.invite(clients, work, model)
         answers = server.wait(len(clients), of=clients, seconds=None if deadline is None else deadline + sending)
@@ -88,16 +89,45 @@ class Sampler:
         return random.key(server.seed, "sampling", server.version)
 
 
-@dataclass
-class Subset(Sampler):
-    """A uniformly drawn subset of `clients_per_round` (m) of the n clients that matter; subclasses weigh it."""
+def check_size(clients_per_round: int) -> None:
+    """Raise unless so many clients can be drawn from a population that has them."""
+    whole = isinstance(clients_per_round, int | np.integer) and not isinstance(clients_per_round, bool)
+    if not whole or clients_per_round < 1:
+        raise UserError(f"sampler.clients_per_round: {clients_per_round} must be a whole number of at least 1")
 
-    clients_per_round: int = 10
+
+@dataclass
+class Limited(Sampler):
+    """Draws `clients_per_round` (m) different clients: unless given, ten, or as many as there can be."""
+
+    clients_per_round: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round is not None:
+            check_size(self.clients_per_round)
+
+    def most(self, population: Population) -> int:
+        """The largest m that this population allows."""
+        return population.mattering
+
+    def size(self, population: Population) -> int:
+        """m."""
+        given = self.clients_per_round
+        return min(DEFAULT_SIZE, self.most(population)) if given is None else given
+
+
+@dataclass
+class Subset(Limited):
+    """A uniformly drawn subset of m of the n clients that matter; subclasses weigh it."""
+
+    def size(self, population: Population) -> int:
+        m, everybody = super().size(population), population.mattering
+        if m > everybody:
+            raise UserError(f"sampler.clients_per_round: {m} must be from 1 to the {everybody} clients")
+        return m
 
     def sample(self, server: Server) -> Selection:
-        m, everybody = self.clients_per_round, server.population.mattering
-        if not 1 <= m <= everybody:
-            raise UserError(f"sampler.clients_per_round: {m} must be from 1 to the {everybody} clients")
+        m, everybody = self.size(server.population), server.population.mattering
         clients = server.online().sample(m, server.seed, "sampling", server.version)
         importance = server.importance
         all_are_members = importance is server.population.base_importance
@@ -112,13 +142,11 @@ class Subset(Sampler):
 
 
 @dataclass
-class Independent(Sampler):
+class Independent(Limited):
     """Each client by a coin of its own: with probability q_i it is invited, with weight p_i / q_i. Unbiased; the
-    weights sum to 1 only on average, and a round may be empty. Subclasses say q."""
+    weights sum to 1 only on average, and a round may be empty; m are drawn on average. Subclasses say q."""
 
-    clients_per_round: int = 10  # m, on average
-
-    def probabilities(self, importance: FloatArray) -> FloatArray:
+    def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
         """`[n]` q_i of the clients that matter."""
         raise NotImplementedError
 
@@ -126,17 +154,15 @@ class Independent(Sampler):
         importance = server.importance
         chance = np.zeros(len(importance))
         matter = importance > 0
-        chance[matter] = self.probabilities(importance[matter])
+        chance[matter] = self.probabilities(importance[matter], self.size(server.population))
         variance = np.zeros(len(importance))
         variance[matter] = (1 / chance[matter] - 1) * importance[matter] ** 2
         return importance, variance, chance, float(variance.sum()), 0.0
 
     def sample(self, server: Server) -> Selection:
-        if self.clients_per_round < 1:
-            raise UserError(f"sampler.clients_per_round: {self.clients_per_round} must be at least 1")
         matter = np.flatnonzero(server.importance)
         importance = server.importance[matter]
-        chance = self.probabilities(importance)
+        chance = self.probabilities(importance, self.size(server.population))
         coins = random.uniform(random.key(server.seed, "sampling coin", server.version, matter), 1)[:, 0]
         drawn = coins < chance
         drawn[drawn] = server.online().contains(matter[drawn])

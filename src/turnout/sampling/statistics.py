@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from turnout.errors import check_positive
 from turnout.population.availability import Always
 from turnout.population.population import Population
 from turnout.random import FloatArray
@@ -78,6 +79,7 @@ def statistics(sampler: Sampler, population: Population, seed: int = 0, rounds: 
 
 def drawn(sampler: Sampler, population: Population, seed: int = 0, rounds: int = ROUNDS) -> Statistics:
     """By Monte Carlo: the first `rounds` rounds of a run with that seed."""
+    check_positive("rounds", rounds)
     occasion, clients = Occasion(population, seed), population.size
     sums, squares, invited = np.zeros(clients), np.zeros(clients), np.zeros(clients)
     totals = np.zeros(rounds)

@@ -24,7 +24,7 @@ class Uniform(Subset):
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance
-        m, n, squares = self.clients_per_round, int(np.count_nonzero(importance)), np.square(importance)
+        m, n, squares = self.size(server.population), int(np.count_nonzero(importance)), np.square(importance)
         alpha = (n - m) / (m * max(1, n - 1))
         inclusion = np.where(importance > 0, m / n, 0.0)
         return importance, (n / m - 1) * squares, inclusion, alpha * (n * float(squares.sum()) - 1), alpha

@@ -27,11 +27,12 @@ from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
 from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
-from turnout.server.updates import ARRIVED, CANCELLED, Crew, Failures, Job, Updates
+from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job, Updates
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 NOT_KNOWN = -1  # the end of a job of which nothing has been heard
+MOST_CRASHES = 3  # in a row, after which a standing invitation rests until the wait is over
 
 
 class Mailbox(Server):
@@ -53,7 +54,8 @@ class Mailbox(Server):
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
         self._kept: dict[int, Job] = {}  # last job of each client, where clients go on from what they have
-        self._restarting: list[Job] = []  # delivered under a standing invitation, to start again at this very tick
+        self._restarting: list[Job] = []  # ended under a standing invitation, to start again at this very tick
+        self._crashes: dict[int, int] = {}  # of clients with a standing invitation: in a row, in this wait
         self._numbers = np.zeros(self.population.size, np.int64)  # jobs begun by each client
         self._arrival_hooks = [o for o in self.observers if type(o).on_arrival is not Observer.on_arrival]
         self._one_by_one = self._acts_on_arrival or bool(self._arrival_hooks)
@@ -232,6 +234,7 @@ class Mailbox(Server):
         limited = seconds is not None and seconds * self._ticks < FOREVER
         close = self._clock + round(seconds * self._ticks) if limited and seconds is not None else None
         timer = count is None and limited
+        self._crashes.clear()
         if wanted is None and not timer and (whole := self._arrived_whole(count, close)) is not None:
             return self._handed(whole)
         in_flight = self._in_flight
@@ -343,6 +346,9 @@ class Mailbox(Server):
         """Jobs have come to their end: into the inbox or among the failures with them."""
         self._leave_flight(jobs)
         arrived = [job for job in jobs if job.outcome == ARRIVED]
+        for job in jobs:
+            if job.again:
+                job.again = self._stands(job)
         self._inbox += arrived
         if len(arrived) < len(jobs):
             self._failures += [job for job in jobs if job.outcome != ARRIVED]
@@ -350,10 +356,18 @@ class Mailbox(Server):
         for job in jobs if self._arrival_hooks else ():
             for observer in self._arrival_hooks:
                 observer.on_arrival(self, job)
-        self._restarting += [job for job in arrived if job.again]
+        self._restarting += [job for job in jobs if job.again]
+
+    def _stands(self, job: Job) -> bool:
+        """Whether a standing invitation outlives this job: it was delivered, or crashed and not too often in a row."""
+        if job.outcome != CRASHED:
+            self._crashes.pop(job.client, None)
+            return job.outcome == ARRIVED
+        self._crashes[job.client] = self._crashes.get(job.client, 0) + 1
+        return self._crashes[job.client] <= MOST_CRASHES
 
     def _restart(self) -> list[Job]:
-        """Start those again who have a standing invitation and have delivered: not before the algorithm has acted on
+        """Start those again who have a standing invitation and have ended a job: not before the algorithm has acted on
         what they brought, so that the last of a round receives the new model."""
         restarted = []
         while self._restarting:

@@ -181,6 +181,11 @@ class Failures:
     def reasons(self) -> list[str]:
         return [job.outcome for job in self.jobs]
 
+    @property
+    def standing(self) -> NDArray[np.bool_]:
+        """Whose standing invitation goes on: they start again by themselves."""
+        return np.array([job.again for job in self.jobs], bool)
+
 
 class Updates:
     """What some jobs brought back, in order of arrival.

@@ -199,6 +199,7 @@ as twice the loss of guessing.
 Other than in the source: 120 rounds instead of 2,000; 15 and 6 steps instead of 25 and 10, of batch 16 instead of 100;
 the shadows' last round 60 instead of 150; a stratified subset of 10,000 images (80 training and 20 test images a
 client); mu not tuned. Meant for a CUDA device."""
+    small_data = "bundled 8 x 8 digits and a linear model in the place of CIFAR-10 and LeNet-5"
     sizes = {
         "small": Size(10, 4, 4, 1, 3, 2, 16, (1, 3), (3, 1), rates=(0.1,), digits=True),
         "default": Size(100, 10, 120, 4, 15, 6, 16, (5, 60), (25, 10)),

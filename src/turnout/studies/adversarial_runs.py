@@ -80,7 +80,7 @@ class Curves(Observer):
         self.missing: list[float] = []
 
     def on_round(self, server: Server, record: Round) -> None:
-        self.missing.append(float(f"{record.facts['missing_share']:.6g}"))
+        self.missing.append(float(f"{record.facts['missing_epsilon']:.6g}"))
 
     def on_evaluate(self, server: Server, measures: dict[str, float]) -> None:
         self.losses.append(float(f"{measures['train_loss']:.7g}"))

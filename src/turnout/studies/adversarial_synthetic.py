@@ -136,6 +136,7 @@ deviation of the loss's change from round to round in the second half. A diverge
 loss of guessing.
 Other than in the source: the number of rounds and the law of sizes, which it does not give; a fifth of its local steps;
 the shadows' last round 60 instead of 150; mu not tuned. Both budgets are outside of the theory."""
+    small_data = "Synthetic(1, 1) with few clients and samples"
     sizes = {
         "small": Size(12, 4, 4, 4, 3, 60, (1, 3), (4, 1), rates=(0.1,)),
         "default": Size(100, 10, 100, 40, 20, 500, (5, 60), (25, 10)),

@@ -133,6 +133,7 @@ with replacement inside a class. Both rules use the learning rate tuned for IDEN
 first seed, walking over a 1-2-5 grid from 0.01 until both neighbours are worse. A seed changes mixtures, initial model
 and batches. Late values are means of ten evaluations in the last tenth of the time.
 Other than in the source: 400 units of virtual time instead of 200,000; CIFAR-100 is left out."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST and CIFAR-10"
     sizes = {
         "small": Size(clients=3, horizon=4, first_rate=0.5, batch_size=16, stand_in="digits"),
         "default": Size(clients=10, horizon=400, first_rate=0.01),

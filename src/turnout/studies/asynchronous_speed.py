@@ -181,6 +181,7 @@ the last ten units of time; unrest is the standard deviation of those around the
 model (loss above twice that of guessing) counts as twice the loss of guessing.
 Other than in the source: 60 units of virtual time instead of 5,000; a stratified subset of 10,000 training images;
 M = 20 only; no Shakespeare. Meant for a CUDA device."""
+    small_data = "bundled 8 x 8 digits and a linear model in the place of CIFAR-10 and a convolutional network"
     sizes = {
         "small": Size(4, 2, 1, 4, {SYNC: 1.0, ASYNC: 0.2, FEDFIX: 1.0, FEDBUFF: 1.0}, batch_size=16, digits=True),
         "default": Size(20, 10, 10, 60, {SYNC: 0.1, ASYNC: 0.005, FEDFIX: 0.05, FEDBUFF: 0.05}),

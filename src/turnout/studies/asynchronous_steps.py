@@ -121,6 +121,7 @@ neighbours are worse. Late values are means of ten evaluations in the last tenth
 deviation of those around their straight line.
 Other than in the source: logistic regression on images shrunk to 3 x 16 x 16 instead of a convolutional network, and
 100 units of virtual time instead of 25,000."""
+    small_data = "bundled 8 x 8 digits in the place of CIFAR-10"
     sizes = {
         "small": Size(clients=3, horizon=4, first_rate=0.5, batch_size=16, digits=True),
         "default": Size(clients=10, horizon=100, first_rate=0.005),

@@ -107,6 +107,7 @@ ten clients, five online 0.9 of the rounds without correlation, cluster c = 5, .
 c / 10; data iid ("even", CA-Fed only) or Dirichlet(0.5) for each class ("mixed"); true values known.
 Other than in the source: three lengths of watching; no data that differ between clusters only; under spatial
 correlation no baseline but AdaFed; and, as in the study cafed, a fifth of MNIST and fewer server rates."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST"
     sizes = {
         "small": Rounds(**small(rounds=dict.fromkeys(TRIED, 2))),
         "default": Rounds(),

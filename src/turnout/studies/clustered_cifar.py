@@ -171,6 +171,7 @@ without dropout; ten clients a round, 20 local SGD steps of batch 50 at lr 0.05 
 four rounds; late values are means of the last sixth of the evaluations, unrest is that of the second half.
 Other than in the source: 100 rounds of 20 steps instead of 1,000 of 100, a stratified subset of 10,000 images, no
 dropout, training loss only, several seeds. Meant for a CUDA device."""
+    small_data = "bundled 8 x 8 digits and a linear model in the place of CIFAR-10 and a convolutional network"
     sizes = {
         "small": Size(2, 1, 20, 4, 1, 10, digits=True),
         "default": Size(100, 4, 100, 100, 20, 50),

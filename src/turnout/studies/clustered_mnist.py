@@ -137,6 +137,7 @@ MNIST, 100 clients, ten a digit, 500 training and 80 test images each; 784-50-10
 local SGD steps of batch 50 at lr 0.01, 600 rounds. MD, clustered by size, clustered by similarity (angles; L2, L1),
 and clustered by the known digits (target). Evaluated every ten rounds; late values are means of the last sixth
 of the evaluations. Other than in the source: 80 test images a client instead of 100, several seeds."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST"
     sizes = {
         "small": Size(4, 1, 20, 4, 2, 10, clients_per_class=2, digits=True),
         "default": Size(600, 10, 500, 80, 50, 50),

@@ -32,6 +32,7 @@ samples, which are held back. FedEM with three components; other options are the
 Other than in the source: 100 clients instead of 300, 60 dimensions instead of 150, 100 rounds instead of 200, labels
 drawn as the paper says and not as its code does, no learning rate schedule, mu not tuned, several seeds."""
     parts = (PART,)
+    small_data = "the same mixtures with 10 dimensions in the place of 60"
     sizes = {
         "small": Size(rounds=2, clients=20, rates=(1.0,), methods=(*RIVALS, "fedem"), stand_in=True),
         "default": Size(rates=(0.03, 0.1, 0.3, 1.0, 3.0), methods=(*RIVALS, "fedem")),

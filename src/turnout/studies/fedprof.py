@@ -344,6 +344,7 @@ that it spent where its rival is.
 Other than in the source: the best model is reported and not carried over between rounds; FedProx with mu 0.01, AFL with
 momentum 0.9; the strength of the noise and the batch are not published; several seeds. Full aggregation counts who
 trains; draws of the same client in a round are not told apart there."""
+    small_data = "random numbers in the place of the gas turbine's sensors"
     sizes = {
         "small": Size(10, {FULL: 2, PARTIAL: 2}, stand_in=True),
         "default": Size(50, TABLE.task.rounds),

@@ -122,6 +122,7 @@ Other than in the source: 100 clients instead of 1,000; 225 rounds instead of 30
 being left by then; the best model is reported and not carried over between rounds; FedProx with mu 0.01, AFL
 with momentum 0.9; the batch and the strength of the blur are not published; several seeds. Full aggregation counts who
 trains; draws of the same client in a round are not told apart there. Meant for a CUDA device."""
+    small_data = "random numbers in the place of MNIST"
     sizes = {
         "small": Size(20, {FULL: 2, PARTIAL: 2}, stand_in=True),
         "default": Size(100, {FULL: 225, PARTIAL: 50}),

@@ -99,6 +99,7 @@ Dirichlet(0.1); 50 clients, 30 samples a step unless varied, 300 steps. FEM-OMD 
 Regret is the mean over clients, at each time against the weights that were best until then; its exponent is a fit of
 log regret by log time, and counts as linear from 0.9 on. The source gives neither the number of sources nor dimensions,
 steps, rates and where the means begin."""
+    small_data = "the same mixtures for fewer steps"
     sizes = {"small": Size(steps=24, points=4, times=4), "default": Size()}
     claims = tuple(_claims())
 

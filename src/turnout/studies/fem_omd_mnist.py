@@ -183,6 +183,7 @@ perceptrons. FEM-OMD with four of them and one EM step of SGD; FedOMD with one. 
 of the first seed. Regret is the test accuracy, summed over time, of one model trained for five epochs on all images
 that came, minus that of what was played; mean over clients. A regret whose exponent is 0.9 or more counts as linear.
 Grouping, width, rates and seeds are not given in the source."""
+    small_data = "ten Gaussian classes in the place of MNIST"
     sizes = {
         "small": Size(12, 3, 4, 2, 8, rates=(0.1, 0.3), epochs=1, generated=True),
         "default": Size(),

@@ -220,6 +220,7 @@ Other than in the source: hidden sizes, batch and split are not published; lr 3e
 with an unknown one, chosen on a seed outside of the study so that FedAvg needs about as many rounds as published where
 few drop out; slack estimated by `count_late`; HierFAVG both with the average of those who answered and with the weight
 of the silent left at the regional model, as the source does not say; several seeds."""
+    small_data = "invented numbers in the place of the measurements"
     sizes = {
         "small": Size(
             rounds=3, tasks=("aerofoil",), fractions=(0.1, 0.5), dropouts=(0.1, 0.6), target=0.0, stand_in=True

@@ -185,6 +185,7 @@ Both tasks (15 clients on 3 edges, 500 on 10) with the devices, links and drop-o
 mean drop-out rates 0.1, 0.3, 0.6, for 600 and 400 rounds without training. FedAvg and HierFAVG wait for the deadline
 when somebody drops out; HybridFL estimates how many survive by `count_late`, starting from 0.5.
 Other than in the source: several seeds; the estimator of the source never leaves its first value."""
+    small_data = "the same clients without data, for few rounds"
     sizes = {
         "small": Size(rounds=3, fractions=(0.1, 0.5), dropouts=(0.6,)),
         "default": Size(),

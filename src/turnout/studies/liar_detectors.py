@@ -162,6 +162,7 @@ noise of 0.001; replay of the last change; sign flipped; Gaussian noise three ti
 little-is-enough with z = 1; labels flipped; backdoor in half of the samples; and honest work on 10 of the 600 samples
 declared. Detectors have their own limits, none tuned here, and judge after the last round; averages begin with a
 client's sixth update."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST"
     sizes = {
         "small": Size(7, 40, 1, lr=0.05, batch_size=40, digits=True),
         "default": Size(30, 600, 4),

@@ -36,6 +36,7 @@ which are held back. Every method with its default options.
 Other than in the source: a fifth of the images, a small network instead of a MobileNet-v2 trained on ImageNet, 60
 clients for both, 100 rounds, no learning rate schedule, penalties not tuned, several seeds. Meant for a CUDA device."""
     parts = tuple(PARTS)
+    small_data = "bundled 8 x 8 digits and a linear model in the place of CIFAR-10 and a convolutional network"
     sizes = {
         "small": Size(rounds=1, clients=20, batch_size=32, rates=(0.1,), stand_in=True),
         "default": Size(clients=60, rates=(0.01, 0.03, 0.1, 0.3)),

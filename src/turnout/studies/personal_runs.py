@@ -129,7 +129,7 @@ def _more_for_the_small(part: str, method: str) -> Values:
 
 
 def claims_of(part: str, method: str, rivals: Sequence[str], source: str, name: str) -> Iterator[Claim]:
-    """A method is ahead of its rivals on average, for the worst decile and for unseen clients."""
+    """A method is ahead of its rivals on average, for the (T/10)-th worst client and for unseen ones."""
     for rival in rivals:
         yield Claim(
             f"{method} over {rival}, {part}",

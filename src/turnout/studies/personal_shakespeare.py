@@ -43,6 +43,7 @@ which are held back. Every method with its default options.
 Other than in the source: 60 roles instead of 778, 20 characters and a perceptron instead of 80 and two LSTMs, 40
 rounds, losses not weighted by the frequency of characters, penalties not tuned, several seeds."""
     parts = (PART,)
+    small_data = "counted letters in the place of Shakespeare"
     sizes = {
         "small": Size(rounds=1, clients=10, batch_size=32, rates=(1.0,), stand_in=True),
         "default": Size(rounds=40, clients=60, rates=(0.1, 0.3, 1.0, 3.0)),

@@ -34,6 +34,7 @@ with its default options: FedEM with three components, kNN-Per with ten neighbou
 Other than in the source: digits only, a tenth of the clients, a perceptron, no learning rate schedule, penalties not
 tuned, several seeds."""
     parts = (PART,)
+    small_data = "plain grey squares in the place of MNIST"
     sizes = {
         "small": Size(rounds=1, clients=20, batch_size=32, rates=(0.1,), stand_in=True),
         "default": Size(clients=200, batch_size=32),

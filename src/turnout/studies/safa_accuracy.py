@@ -240,6 +240,7 @@ rounds, on the clients' own test samples. SAFA with the conventions of the publi
 training is averaged once, as if the run ended there.
 Other than in the source: several seeds; the best model is not carried over between
 rounds; no training before round 1."""
+    small_data = "invented numbers in the place of Boston housing and KDD Cup 1999"
     sizes = {
         "small": Size(tasks=("boston", "kdd99"), rounds=2, fractions=(0.1, 1.0), crash_rates=(0.7,), stand_in=True),
         "default": Size(tasks=("boston", "kdd99")),

@@ -86,6 +86,7 @@ epochs, batch 40, lr 1e-3; slices of the file with Gaussian sizes, 6/7 of each f
 conventions of the published tables (`safa_thesis`); local training is averaged once, as if the run ended there.
 Other than in the source: every tenth image only (about 60 for training a client instead of 600), several seeds; the
 best model is not carried over between rounds; no training before round 1."""
+    small_data = "black squares in the place of MNIST"
     sizes = {
         "small": Size(tasks=("mnist",), rounds=1, fractions=(0.1,), crash_rates=(0.1, 0.7), stand_in=True),
         "default": Size(tasks=("mnist",), share=0.1),

@@ -257,6 +257,7 @@ Gaussian shard sizes; one crash trace a seed and rate for all algorithms. SAFA w
 tables (`safa_thesis`); FedAvg waits for the deadline when a client it chose crashes, FedCS does not.
 Other than in the source: several seeds; distribution times are left out of the ratios, since the published ones are
 inflated by (rounds + 1) / 2."""
+    small_data = "the same clients without data, for few rounds"
     sizes = {
         "small": Size(rounds=6, tasks=tuple(TASKS), fractions=(0.1, 0.3), crash_rates=(0.3,)),
         "default": Size(rounds=None, tasks=tuple(TASKS)),

@@ -37,6 +37,7 @@ accuracy of the first seed on what is held back, for each weighting. Ours uses c
 one estimated is recorded.
 Other than in the source: a fifth of the images, another network, rounds and rates of our own (not published).
 Meant for a CUDA device."""
+    small_data = "invented numbers in the place of CIFAR-10"
     sizes = {
         "small": Size(rounds=2, clients=10, rates=(0.1,), ratio=0.15, stand_in=True),
         "default": Size(ratio=0.15),

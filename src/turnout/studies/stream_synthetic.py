@@ -59,6 +59,7 @@ samples in all, a share nu of them at 6 historical clients, the rest at 6 fresh 
 rounds and only the last batch is stored; 200 more a client for testing, of which half to choose by. 100 rounds of one
 full gradient step, learning rates 0.1, 0.3, 0.5, 1 by the first seed. Ours uses the ratio that is estimated.
 Other than in the source: 12 clients instead of 11, and sizes of our own (those printed cannot give its intervals)."""
+    small_data = "the same generated data for few rounds"
     sizes = {
         "small": Size(rounds=3, clients=12, rates=(0.5,), stand_in=True),
         "default": Size(clients=12, rates=(0.1, 0.3, 0.5, 1.0)),

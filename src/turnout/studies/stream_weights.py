@@ -224,6 +224,7 @@ are fresh, the most there can be. Figures: 25 historical and 25 fresh clients, c
 equal shares inside a group and with shares drawn from Dirichlet(1). Seeds matter for drawn shares alone.
 Other than in the source: nothing is trained; the printed c2 / c1 is taken as it is, since the printed inputs of its
 estimate do not give that of CIFAR."""
+    small_data = "the same formulas at fewer points"
     sizes = {"small": Size(points=7), "default": Size()}
     claims = tuple(_claims())
 

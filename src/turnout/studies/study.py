@@ -6,6 +6,7 @@ interval of the quantity's mean over seeds:
     holds            the whole interval is where the sentence puts it
     does not hold    no part of the interval is there
     undecided        anything else, and always with fewer than five seeds
+    not judged       the run had another size than the one the claims are written for
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +32,8 @@ from turnout.random import FloatArray
 from turnout.run_folder import locked
 from turnout.statistics import interval
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+HOLDS, FAILS, UNDECIDED, NOT_JUDGED = "holds", "does not hold", "undecided", "not judged"
+JUDGED_SIZE = "default"  # claims speak of this size, and of its data
 ENOUGH_SEEDS = 5
 
 Trial = dict[str, Any]  # what is tried: scheme, learning rate, seed, ...
@@ -69,13 +71,15 @@ class Results:
         """The quantity of this trial, one number a seed."""
         return np.array([quantity(self._by_trial[_key({**trial, "seed": seed})]) for seed in self.seeds])
 
-    def save(self, path: Path, judgements: Sequence[Judgement]) -> None:
-        write_text(path, as_json_text({**asdict(self), "claims": [judgement.as_dict() for judgement in judgements]}))
+    def save(self, path: Path, judgements: Sequence[Judgement], not_judged: str | None) -> None:
+        claims = [judgement.as_dict() for judgement in judgements]
+        write_text(path, as_json_text({**asdict(self), "not_judged": not_judged, "claims": claims}))
 
     @classmethod
     def read(cls, path: Path) -> Results:
         document = json.loads(path.read_text(encoding="utf-8"))
-        document.pop("claims")
+        for name in ("claims", "not_judged"):  # made anew from the rest
+            document.pop(name, None)
         return cls(**{**document, "trials": [(trial, measures) for trial, measures in document["trials"]]})
 
 
@@ -221,7 +225,8 @@ class Study:
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
-    setting: ClassVar[str]  # in words, with what differs from the paper
+    setting: ClassVar[str]  # of the default size, in words, with what differs from the paper
+    small_data: ClassVar[str]  # what the small size has, and in the place of which data
     sizes: ClassVar[Mapping[str, Any]]  # dataclasses; `small` needs no data and takes seconds
     claims: ClassVar[Sequence[Claim]]
 
@@ -267,7 +272,7 @@ class Study:
     def _carry_out(self, size: str, seeds: list[int], trials: Trials, folder: Path) -> Results:
         tuned = self.script(self.sizes[size], seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
-        results.save(folder / "results.json", self.judge(results))
+        results.save(folder / "results.json", self.judge(results), self.not_judged(size))
         for name, picture in self.pictures(results).items():
             write_text(folder / f"{name}.svg", picture)
         return results
@@ -298,7 +303,17 @@ class Study:
         return {}
 
     def judge(self, results: Results) -> list[Judgement]:
-        return [claim.judge(results) for claim in self.claims]
+        """What the claims measure, with their verdicts where the run had the size they are written for."""
+        judgements = [claim.judge(results) for claim in self.claims]
+        if self.not_judged(results.size) is None:
+            return judgements
+        return [replace(judgement, verdict=NOT_JUDGED) for judgement in judgements]
+
+    def not_judged(self, size: str) -> str | None:
+        """Why a run of this size has no verdicts; None where it has."""
+        if size == JUDGED_SIZE:
+            return None
+        return f"size {size} ({self.small_data}) is for trying the study out; verdicts need size {JUDGED_SIZE}"
 
 
 def plan_for(device: str) -> Plan:

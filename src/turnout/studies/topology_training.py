@@ -149,6 +149,7 @@ star averages. Time is that of the paper's messages (44,961,717 bits, 25.4 ms a 
 silos' average model.
 Other than in the source: MNIST and a small network instead of sub-iNaturalist and a ResNet-18, one learning rate for
 all, plain SGD, several seeds."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST"
     sizes = {
         "small": Size(rounds=10, every=5, target=0.0, digits=True),
         "default": Size(),

@@ -132,6 +132,7 @@ the published code. `sifu`: exact calibration, the sum over the group, realised 
 request only.
 Other than in the source: target 90 % instead of 93 %, at most 400 rounds instead of 10,000 and no least number, no
 momentum, the same initial model for scratch, several seeds."""
+    small_data = "bundled 8 x 8 digits in the place of MNIST"
     sizes = {
         "small": Size(20, 20, 10, 3, 0.02, 0.05, 0.6, 4, 2, 2, 1, digits=True),
         "default": Size(100, 10, 100, 10, 0.01, 0.05, 0.9, 400, 5),

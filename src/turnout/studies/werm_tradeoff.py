@@ -302,6 +302,7 @@ WERM with w = 0, 0.1, ..., 1; early stopping is w = 1 at every evaluation before
 0.5, 1, 2 and an adversary of 64 hidden units that takes two steps of Adam (0.005) for each of the model.
 Other than in the source: generated data instead of Purchase100, Texas100 and CIFAR-100, another network and attack, all
 chosen here; of the published defences AdvReg only."""
+    small_data = "the same generated data, fewer of them"
     sizes = {
         "small": Size(samples=60, tested=100, steps=10, every=5, weights=(0.0, 0.5, 1.0), strengths=(1.0,)),
         "default": Size(),
