@@ -6,10 +6,10 @@ Every section is the arguments of one constructor, so an option exists exactly i
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import inspect
 import json
-import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -180,8 +180,10 @@ def toml(source: str) -> Settings:
         raise unknown("configuration (neither a .toml file nor built in)", source, builtin_names())
     try:
         settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of thousands of digits
         raise UserError(f"configuration {source}: not valid TOML ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"configuration {source}: its lists and tables are nested too deep to be read") from error
     for section, values in settings.items():
         if not isinstance(values, dict):
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
@@ -195,9 +197,12 @@ def apply(settings: Settings, text: str) -> None:
     if not equals or not dot:
         raise UserError(f"{text!r}: write an override as section.option=value, for example run.rounds=20")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        document = tomllib.loads(f"value = {value}")
+        parsed = document["value"] if len(document) == 1 else value
+    except ValueError:
         parsed = value  # a bare word is a string
+    except RecursionError as error:
+        raise UserError(f"{key.strip()}: its lists and tables are nested too deep to be read") from error
     options = settings.setdefault(section, {})
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
@@ -476,7 +481,7 @@ def as_toml(settings: Settings) -> str:
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_value(value)}" for name, value in options.items() if value is not None]
+        lines += [f"{_key(name)} = {_value(value)}" for name, value in options.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -485,7 +490,20 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_value(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, float):
-        return "inf" if value == math.inf else repr(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else json.dumps(str(value))
+        return "{" + ", ".join(f"{_key(name)} = {_value(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)  # also nan, inf and -inf
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return _text(str(value))
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() and name.isidentifier() else _text(name)
+
+
+def _text(text: str) -> str:
+    """JSON's escapes are TOML's too, except that TOML wants one character more of them."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

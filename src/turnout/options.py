@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -14,6 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from turnout.errors import UserError
 
 Section = dict[str, Any]
+MOST = 2**63 - 1  # the largest whole number: that of an int64
+DEEPEST = 32  # lists and tables inside one another
+_WHOLE = "whole numbers go from -2^63 to 2^63 - 1"
 
 
 def options_of(function: Callable[..., Any], hidden: set[str] | None = None) -> dict[str, tuple[Any, Any]]:
@@ -31,7 +36,7 @@ def options_of(function: Callable[..., Any], hidden: set[str] | None = None) -> 
 
 
 def check(section: str, function: Callable[..., Any], values: Section, hidden: set[str]) -> tuple[Section, Section]:
-    """The given options, checked; and all options with the value each has."""
+    """The given options, checked; and all options with the value each has, defaults as they would be read."""
     known = options_of(function, hidden)
     for name in values:
         if name not in known:
@@ -39,13 +44,19 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
             hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
             raise UserError(f"{section}.{name}: unknown option; {hint}")
     checked = {name: _checked(f"{section}.{name}", value, known[name][0]) for name, value in values.items()}
-    complete = dict(checked)
-    for name, (_, default) in known.items():
-        if name not in checked:
-            if default is inspect.Parameter.empty:
-                raise UserError(f"{section}.{name}: missing; give it a value")
-            if default is None or isinstance(default, str | bool | int | float | list | tuple):
-                complete[name] = default
+    complete: Section = {}
+    for name, (hint, default) in known.items():
+        if name in checked:
+            complete[name] = checked[name]
+        elif default is inspect.Parameter.empty:
+            raise UserError(f"{section}.{name}: missing; give it a value")
+        elif default is None:
+            complete[name] = None
+        elif isinstance(default, str | bool | int | float | list | tuple):
+            with suppress(UserError):  # a default that its own hint refuses could not be read: it is left to the code
+                complete[name] = _checked(f"{section}.{name}", default, hint)
+                if type(complete[name]) is not type(default):
+                    checked[name] = complete[name]
     return checked, complete
 
 
@@ -56,13 +67,57 @@ def call(section: str, function: Callable[..., Any], values: Section, given: Sec
 
 
 def _checked(option: str, value: Any, hint: Any) -> Any:
+    """The value as its hint has it: what is recorded, and what a file that records it is read as."""
+    _check_size(option, value)
     kind = _plain(hint)
     try:
-        if isinstance(value, bool) and not _takes(kind, bool):
+        if _has_bool(value) and not _takes(kind, bool):
             raise TypeError
-        return TypeAdapter(kind).validate_python(value)
+        found = TypeAdapter(kind).validate_python(value)
     except (ValidationError, TypeError) as error:
-        raise UserError(f"{option}: {value!r} is not {_in_words(kind)}") from error
+        raise UserError(f"{option}: {shown(value)} is not {_in_words(kind)}") from error
+    return _as_data(option, found)
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence, long ones cut."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    short.maxlist = short.maxtuple = short.maxdict = 8
+    return short.repr(value)
+
+
+def _check_size(option: str, value: Any, depth: int = 0) -> None:
+    """Refuse what cannot even be looked at: whole numbers beyond every float, lists and tables nested for ever."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        raise UserError(f"{option}: a whole number of {value.bit_length()} bits is too large; {_WHOLE}")
+    if depth > DEEPEST:
+        raise UserError(f"{option}: lists and tables are nested more than {DEEPEST} deep")
+    if isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _check_size(option, part, depth + 1)
+
+
+def _as_data(option: str, value: Any) -> Any:
+    """The value in the types that a configuration file has, in which it reads back the same; else it is refused."""
+    if hasattr(value, "tolist"):  # of numpy
+        value = value.tolist()
+    if isinstance(value, int) and not -MOST - 1 <= value <= MOST:
+        raise UserError(f"{option}: {shown(value)} is too large; {_WHOLE}")
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UserError(f"{option}: {ascii(value)[:80]} is not text: some of its bytes are not UTF-8")
+    if isinstance(value, list | tuple):
+        parts = [_as_data(option, part) for part in value]
+        if None in parts:
+            raise UserError(f"{option}: a list holds nothing (None) at place {parts.index(None)}; give it a value")
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, Mapping):
+        return {_as_data(option, name): _as_data(option, part) for name, part in value.items()}
+    return value
+
+
+def _has_bool(value: Any) -> bool:
+    return isinstance(value, bool) or isinstance(value, list | tuple) and any(map(_has_bool, value))
 
 
 def _plain(hint: Any) -> Any:
@@ -76,7 +131,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _takes(kind: Any, wanted: type) -> bool:
-    return kind in (wanted, Any) or any(_takes(part, wanted) for part in get_args(kind))
+    return kind in (wanted, Any, object) or any(_takes(part, wanted) for part in get_args(kind))
 
 
 def _in_words(hint: Any) -> str:

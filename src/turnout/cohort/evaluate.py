@@ -26,6 +26,8 @@ FloatArray = NDArray[np.float64]
 @torch.no_grad()
 def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
     """Every measure of every sample, `[n]` by name."""
+    if not len(inputs):
+        return {name: np.zeros(0) for name in ("loss", *task.metrics)}
     parts = []
     for start in range(0, len(inputs), chunk):
         outputs = task.outputs(model, inputs[start : start + chunk])
