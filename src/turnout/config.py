@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import inspect
 import json
+import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from turnout import datasets, registry
@@ -26,11 +27,11 @@ from turnout.datasets.dataset import Dataset
 from turnout.decentral.peers import check_silos, message_bytes
 from turnout.decentral.settings import NetworkSettings
 from turnout.deploy.settings import Deploy
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_room, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.options import Section, call, check, options_of
+from turnout.options import Section, call, check, checked_value, options_of, shown
 from turnout.population import adversary, behaviour, devices, traces
 from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
@@ -91,6 +92,7 @@ DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
 Settings = dict[str, Section]
+_LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,12 @@ class RunSettings:
     report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
-            raise UserError(f"run.name: {self.name!r} must be the name of a folder inside run.folder, not a path")
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name or "\0" in self.name:
+            raise UserError(f"run.name: {shown(self.name)} must be the name of a folder inside run.folder, not a path")
+        if len(self.name.encode()) > _LONGEST_NAME:
+            raise UserError(f"run.name: {shown(self.name)} is longer than {_LONGEST_NAME} bytes; shorten it")
+        if "\0" in self.folder or max(map(len, self.folder.encode().split(b"/"))) > 255:
+            raise UserError(f"run.folder: {shown(self.folder)} cannot be the name of a folder")
         if self.checkpoint_every < 1:
             raise UserError(f"run.checkpoint_every: {self.checkpoint_every} must be at least 1")
 
@@ -129,6 +135,9 @@ class ClientSettings:
     regions: int | list[int] | None = None  # how many, or of each client
     region_sd: float = 0.0  # of their sizes, relative to the mean
     model_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_room(f"clients.count: {self.count} clients", 16 * self.count)
 
 
 SECTIONS = (
@@ -168,10 +177,10 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
 def toml(source: str) -> Settings:
     """A file, or a built-in configuration by name, as it is written."""
     path = Path(source)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or os.path.exists(path):
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UserError(f"configuration {source}: cannot be read ({why})") from error
     elif source in builtin_names():
@@ -412,6 +421,7 @@ def _presence(clients: int, given: Settings, complete: Settings, make: Callable[
     model: Availability = make("availability", AVAILABILITY[name], name=name, **filled_in)
     if groups is None:
         return model
+    groups = checked_value("availability.groups", groups, int | list[int])
     complete["availability"]["groups"] = groups
     return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
@@ -434,20 +444,26 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
         function = MODELS[name]
     else:
         raise unknown("model.name", name, MODELS)
-    loss = given["model"].pop("loss", "mse" if dataset.num_classes is None else "cross_entropy")
+    usual = "mse" if dataset.num_classes is None else "cross_entropy"
+    loss = checked_value("model.loss", given["model"].pop("loss", usual), str)
     outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
     known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
-    for option in inspect.signature(function).parameters:
+    for option in options_of(function):
         if option in known:
             given["model"].setdefault(option, known[option])
 
     def module() -> nn.Module:
         try:
+            if name in MODELS:  # a look at its size, without its numbers
+                with torch.device("meta"):
+                    parameters = call("model", function, given["model"], {})[0].parameters()
+                check_room("model: it", 2 * sum(parameter.numel() for parameter in parameters))
             made = make("model", function, name=name)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"model: {name} cannot be built with these options ({error})") from error
+        except UserError:
+            raise
+        except Exception as error:  # whatever a function of the user's own raises
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"model: {name} cannot be built with these options ({why})") from error
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} returned {type(made).__name__}, not a torch.nn.Module")
         return made

@@ -17,9 +17,9 @@ def dotted(option: str, name: str) -> Any:
     sys.path = [*path, str(Path.cwd())]
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a module of the user's own raises
         raise UserError(
-            f"{option}: {name!r} cannot be imported ({error}); write it as package.module:function"
+            f"{option}: {name!r} cannot be imported ({_first_line(error)}); write it as package.module:function"
         ) from error
     finally:
         sys.path = path
@@ -31,3 +31,7 @@ def optional(use: str, module: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(f"{use}: {module.rpartition('.')[2]} is not installed; pip install {install}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

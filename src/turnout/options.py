@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from turnout.errors import UserError
 
 Section = dict[str, Any]
+# What a value may be, wherever it is given.
 MOST = 2**63 - 1  # the largest whole number: that of an int64
+SMALLEST, LARGEST = 1e-300, 1e38  # numbers besides 0 and infinity, by magnitude: no product of two vanishes in float64,
+# and float32 knows the largest
 DEEPEST = 32  # lists and tables inside one another
 _WHOLE = "whole numbers go from -2^63 to 2^63 - 1"
 
@@ -24,12 +28,16 @@ _WHOLE = "whole numbers go from -2^63 to 2^63 - 1"
 def options_of(function: Callable[..., Any], hidden: set[str] | None = None) -> dict[str, tuple[Any, Any]]:
     """Each option of a constructor or function: its type hint and its default (`inspect.Parameter.empty`: required)."""
     own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
-    hints = get_type_hints(function.__init__ if own_init else function)
+    try:
+        hints = get_type_hints(function.__init__ if own_init else function)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError, NameError, AttributeError) as error:  # of a user's own
+        raise UserError(f"{shown(function)}: its options cannot be read ({error})") from error
     options: dict[str, tuple[Any, Any]] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
-            typed = get_args(hints[parameter.name])[0]
-            options |= {name: (hint, None) for name, hint in get_type_hints(typed).items()}
+            typed = get_args(hints.get(parameter.name))
+            options |= {name: (hint, None) for name, hint in get_type_hints(typed[0]).items()} if typed else {}
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
     return {name: option for name, option in options.items() if name not in (hidden or set())}
@@ -43,7 +51,7 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
             raise UserError(f"{section}.{name}: unknown option; {hint}")
-    checked = {name: _checked(f"{section}.{name}", value, known[name][0]) for name, value in values.items()}
+    checked = {name: checked_value(f"{section}.{name}", value, known[name][0]) for name, value in values.items()}
     complete: Section = {}
     for name, (hint, default) in known.items():
         if name in checked:
@@ -54,7 +62,7 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
             complete[name] = None
         elif isinstance(default, str | bool | int | float | list | tuple):
             with suppress(UserError):  # a default that its own hint refuses could not be read: it is left to the code
-                complete[name] = _checked(f"{section}.{name}", default, hint)
+                complete[name] = checked_value(f"{section}.{name}", default, hint)
                 if type(complete[name]) is not type(default):
                     checked[name] = complete[name]
     return checked, complete
@@ -66,7 +74,7 @@ def call(section: str, function: Callable[..., Any], values: Section, given: Sec
     return function(**checked, **given), complete
 
 
-def _checked(option: str, value: Any, hint: Any) -> Any:
+def checked_value(option: str, value: Any, hint: Any) -> Any:
     """The value as its hint has it: what is recorded, and what a file that records it is read as."""
     _check_size(option, value)
     kind = _plain(hint)
@@ -104,6 +112,8 @@ def _as_data(option: str, value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, int) and not -MOST - 1 <= value <= MOST:
         raise UserError(f"{option}: {shown(value)} is too large; {_WHOLE}")
+    if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST and math.isfinite(value):
+        raise UserError(f"{option}: {value} is out of range; allowed: 0, inf, and sizes from {SMALLEST} to {LARGEST}")
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise UserError(f"{option}: {ascii(value)[:80]} is not text: some of its bytes are not UTF-8")
     if isinstance(value, list | tuple):
@@ -117,7 +127,7 @@ def _as_data(option: str, value: Any) -> Any:
 
 
 def _has_bool(value: Any) -> bool:
-    return isinstance(value, bool) or isinstance(value, list | tuple) and any(map(_has_bool, value))
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_has_bool, value)))
 
 
 def _plain(hint: Any) -> Any:

@@ -108,7 +108,9 @@ def test_every_option_survives_its_file(section: str) -> None:
 
 @pytest.mark.skipif(not ALL, reason="minutes: make test-walk")
 @pytest.mark.parametrize("option", [option for option in OPTIONS if str(option) not in NEEDS_MORE], ids=str)
-def test_every_value_runs_and_resumes(option: catalogue.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_value_runs_and_resumes(
+    option: catalogue.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, settings in enumerate(admissible(option)):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -38,8 +38,8 @@ def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
     _enough(len(data), clients)
-    if not relative_sd >= 0:
-        raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0")
+    if not 0 <= relative_sd < np.inf:
+        raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0 and finite")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
@@ -343,10 +343,11 @@ def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray
     known = data.facts.get("coarse_of_fine") if isinstance(data, Dataset) else None
     if given is None and known is None:
         raise UserError("partition pachinko: superclasses are not known; give that of every class, or use dirichlet")
-    parent = np.asarray(known if given is None else given, np.int64)
-    if parent.shape != (classes,) or parent.min() < 0:
-        raise UserError(f"partition pachinko: superclasses must be {classes} numbers of at least 0, one a class")
-    return parent
+    parent = np.asarray(known if given is None else given, np.float64)
+    most = max(classes, 1000)
+    if parent.shape != (classes,) or not ((parent >= 0) & (parent < most)).all():
+        raise UserError(f"partition pachinko: superclasses must be {classes} numbers from 0 to {most - 1}, one a class")
+    return parent.astype(np.int64)
 
 
 def _times_before(values: IntArray, count: int) -> IntArray:
