@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
+from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -27,20 +28,26 @@ _WHOLE = "whole numbers go from -2^63 to 2^63 - 1"
 
 def options_of(function: Callable[..., Any], hidden: set[str] | None = None) -> dict[str, tuple[Any, Any]]:
     """Each option of a constructor or function: its type hint and its default (`inspect.Parameter.empty`: required)."""
-    own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
     try:
-        hints = get_type_hints(function.__init__ if own_init else function)
-        parameters = inspect.signature(function).parameters.values()
+        options = _signature(function)
     except (TypeError, ValueError, NameError, AttributeError) as error:  # of a user's own
-        raise UserError(f"{shown(function)}: its options cannot be read ({error})") from error
+        why = str(error)[:100]
+        raise UserError(f"{shown(function)[:100]}: it has no options that can be read ({why})") from error
+    return {name: option for name, option in options.items() if name not in (hidden or set())}
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
+    hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, tuple[Any, Any]] = {}
-    for parameter in parameters:
+    for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
             typed = get_args(hints.get(parameter.name))
             options |= {name: (hint, None) for name, hint in get_type_hints(typed[0]).items()} if typed else {}
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
-    return {name: option for name, option in options.items() if name not in (hidden or set())}
+    return options
 
 
 def check(section: str, function: Callable[..., Any], values: Section, hidden: set[str]) -> tuple[Section, Section]:
@@ -81,10 +88,16 @@ def checked_value(option: str, value: Any, hint: Any) -> Any:
     try:
         if _has_bool(value) and not _takes(kind, bool):
             raise TypeError
-        found = TypeAdapter(kind).validate_python(value)
+        found = _validator(kind, str(kind)).validate_python(value)
     except (ValidationError, TypeError) as error:
         raise UserError(f"{option}: {shown(value)} is not {_in_words(kind)}") from error
     return _as_data(option, found)
+
+
+@lru_cache(maxsize=1024)
+def _validator(kind: Any, _order: str) -> TypeAdapter[Any]:
+    """For a hint, and how it is written: unions are equal in any order, but the first that fits is taken."""
+    return TypeAdapter(kind)
 
 
 def shown(value: Any) -> str:

@@ -192,9 +192,7 @@ def options() -> Iterator[Option]:
 def settings(section: str, thing: str, **given: Any) -> config.Settings:
     """The base configuration with one thing in it, and these of its options."""
     merged = {name: dict(values) for name, values in BASE.items()}
-    if section == "data" and thing != "synthetic":
-        merged |= _world(thing)
-    elif section == "model" and thing.startswith(("cnn", "char")):
+    if (section == "data" and thing != "synthetic") or (section == "model" and thing.startswith(("cnn", "char"))):
         merged |= _world(thing)
     elif section == "memory":
         merged["stream"] = {"name": "constant", "rate": 2.0}

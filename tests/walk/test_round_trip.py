@@ -18,9 +18,9 @@ import catalogue
 import numpy as np
 import pytest
 import torch
-from support import same
 
 import turnout
+from support import same
 from turnout import UserError, config
 
 ALL = os.environ.get("TURNOUT_WALK") == "all"
@@ -106,8 +106,7 @@ def test_every_option_survives_its_file(section: str) -> None:
                 survives(settings)
 
 
-@pytest.mark.skipif(not ALL, reason="minutes: make test-walk")
-@pytest.mark.parametrize("option", [option for option in OPTIONS if str(option) not in NEEDS_MORE], ids=str)
+@pytest.mark.parametrize("option", [o for o in OPTIONS if ALL and str(o) not in NEEDS_MORE], ids=str)
 def test_every_value_runs_and_resumes(
     option: catalogue.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

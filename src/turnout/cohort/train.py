@@ -90,6 +90,12 @@ def _rows(tree: Any, rows: slice) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
 
+def _largest(rows: Tensor) -> Tensor:
+    """`[1, ...]` one row: of tokens or classes the one with the largest, which a model may not know."""
+    place = 0 if rows.is_floating_point() else int(rows.reshape(len(rows), -1).amax(1).argmax())
+    return rows[place : place + 1]
+
+
 class Cohort:
     """The engine: a task, the clients' samples on its device, and a resolved plan."""
 
@@ -100,7 +106,7 @@ class Cohort:
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
         self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
-        self.activations = self.task.activations(self.inputs[:1], self.targets[:1])
+        self.activations = self.task.activations(_largest(self.inputs), _largest(self.targets))
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:

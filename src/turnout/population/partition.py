@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnout import random
 from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 from turnout.population.ragged import Ragged
 from turnout.random import IntArray
 
@@ -201,13 +201,19 @@ def dirichlet_equal(
     labels, classes = _labels(data, "dirichlet_equal", part)
     if clients < 1:
         raise UserError(f"partition dirichlet_equal: {clients} clients; there must be at least 1")
-    given = np.asarray(len(data) // clients if sizes is None else sizes, np.int64)
+    given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
+    if not (np.abs(given) <= 2**53).all():
+        raise UserError(
+            f"partition dirichlet_equal: sizes of up to {np.abs(given).max():.3g} are no numbers of samples"
+        )
+    given = given.astype(np.int64)
     if given.shape not in ((), (clients,)):
         raise UserError(
             f"partition dirichlet_equal: {given.size} sizes for {clients} clients; give one, or one a client"
         )
     _refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
     counts = np.broadcast_to(given if part == "train" else np.maximum(given // 5, 1), clients)
+    check_room("partition dirichlet_equal: so many samples", 4 * float(counts.sum(dtype=float)))
     if not replace and counts.sum() > len(labels):
         raise UserError(
             f"partition dirichlet_equal ({part}): {counts.sum()} samples asked without replacement, {len(labels)} exist"
