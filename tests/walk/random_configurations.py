@@ -3,9 +3,9 @@
     python tests/walk/random_configurations.py --count 22000 --seed 1
 
 Each is a base with some options at random values, sensible or not: numbers out of every range, other types, words in
-other scripts, lists nested for ever. It is read from a file or from overrides, built, written, read and built again, and
-some are run for a round. Counted as failures: an exception that is no sentence, more than eight CPU seconds, another
-fingerprint after the round trip. With any of these the exit code is 1.
+other scripts, lists nested for ever. It is read from a file or from overrides, built, written, read and built again,
+and some are run for a round. Counted as failures: an exception that is no sentence, more than eight CPU seconds,
+another fingerprint after the round trip. With any of these the exit code is 1.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ NUMBERS = [
     "0", "-1", "1", "2", "3", "5", "7", "10", "12", "100", "1000", "2147483648", "1000000000000",
     "9007199254740993", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809",
     "1" + "0" * 24, "1" + "0" * 30, "-1" + "0" * 25, "9" * 400, "9" * 5000, "0x" + "f" * 6000, "1_000", "+5",
-    "0.0", "-0.0", "0.1", "0.25", "0.5", "0.999", "1.0", "1.5", "2.5", "1e-9", "1e-300", "5e-324", "1e9", "1e18", "1e30",
-    "1e300", "1.7976931348623157e308", "1e400", "-0.5", "-1e300", "nan", "-nan", "inf", "-inf",
+    "0.0", "-0.0", "0.1", "0.25", "0.5", "0.999", "1.0", "1.5", "2.5", "1e-9", "1e-300", "5e-324", "1e9", "1e18",
+    "1e30", "1e300", "1.7976931348623157e308", "1e400", "-0.5", "-1e300", "nan", "-nan", "inf", "-inf",
 ]  # fmt: skip
 OTHERS = [
     "true", "false", '""', "''", '" "', '"x"', '"auto"', '"none"', '"0"', '"1"', '"1e5"', '"inf"', '"nan"', '"true"',
     '"../x"', '"/"', '"."', '"\\u0000"', '"\\u007f"', '"\\n"', '"\\u202e"', '"é"', '"😀"', '"名前"', "é", "word",
-    '"' + "a" * 300 + '"', '"' + "é" * 200 + '"', '"' + "a" * 100_000 + '"', "\ud800", '"a.b:c"', '"os:getcwd"', '"builtins:print"', '"math:hypot"', '"sys:path"', '"json:loads"',
+    '"' + "a" * 300 + '"', '"' + "é" * 200 + '"', '"' + "a" * 100_000 + '"', "\ud800",
+    '"a.b:c"', '"os:getcwd"', '"builtins:print"', '"math:hypot"', '"sys:path"', '"json:loads"',
     "[]", "[1]", "[1, 2]", "[0.5, 0.5]", "[1, 1, 1, 1, 1, 1]", "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]", "[nan]", "[inf]",
     "[-1]", "[1" + "0" * 25 + "]", "[true]", '["a"]', '["norm"]', "[[1]]", "[[], []]", "[[1, 2], [3]]", '[1, "a"]',
     "[" * 3000 + "]" * 3000, "[" * 60 + "1" + "]" * 60, "{}", "{a = 1}", "{norm = 3}", "{norm = nan}", '{"é" = []}',
@@ -113,7 +114,7 @@ def attempt(base: config.Settings, changes: list[str], by_file: bool, run: bool)
         return "refused"
     text = config.as_toml(complete)
     again, _, complete_again = config.build(tomllib.loads(text))
-    if not again.fingerprint == experiment.fingerprint or config.as_toml(complete_again) != text:
+    if again.fingerprint != experiment.fingerprint or config.as_toml(complete_again) != text:
         return "another fingerprint"
     if not run or _long(experiment):
         return "built"
@@ -131,7 +132,8 @@ def _long(experiment: turnout.Experiment) -> bool:
     local, plan = experiment.algorithm.local, experiment.plan
     steps = local.num_steps(experiment.population.train.counts).max()
     numbers = [value for value in vars(experiment.algorithm).values() if isinstance(value, int)]
-    return max([int(steps), *numbers]) > LONG_WORK or plan.engine == "ray" or experiment.task.size > 100_000
+    elsewhere = plan.engine == "ray" or plan.threads > 8
+    return max([int(steps), *numbers]) > LONG_WORK or elsewhere or experiment.task.size > 100_000
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import catalogue
 import pytest
@@ -35,6 +36,7 @@ REFUSED = {
     'run.folder="a\\u0000b"': "cannot be the name of a folder",
     "run.name=\udcff": "is not text: some of its bytes are not UTF-8",
     "availability.groups=[[1, 2], [3]]": "availability.groups: [[1, 2], [3]] is not a whole number or a list",
+    "engine.threads=1000000000": "engine.threads: 1000000000 must be at least 0 and at most 1024",
     "detection.seconds=inf": "detection.seconds: inf must be at least 0 and finite",
 }
 
@@ -108,7 +110,7 @@ def test_folders_of_a_sweep_have_names_that_file_systems_know() -> None:
 class Sloppy:
     """Defaults of other types than declared."""
 
-    def __init__(self, width: float = 5, depth: int = 0.5, name: str = None, sizes: list[float] = (1, 2)) -> None:  # type: ignore[assignment]
+    def __init__(self, width: float = 5, depth: int = 0.5, name: Any = None, sizes: list[float] = (1, 2)) -> None:
         self.given = width, depth, name, sizes
 
 

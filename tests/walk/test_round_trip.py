@@ -141,4 +141,5 @@ def test_dates_survive() -> None:
 
 def samples(anything: Any) -> dict[str, Any]:
     """Data of one's own, whatever was said of it."""
+    del anything
     return catalogue.drawn([4, 1])
