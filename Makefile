@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
+.PHONY: demo test test-walk test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,11 @@ lint: $(VENV)/installed-dev
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# Every name and option of every section, every damage to every file of a run, and random configurations: minutes. The suite has a sample.
+test-walk: $(VENV)/installed-dev
+	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/cli/test_damage.py
+	PYTHONPATH=tests $(BIN)/python tests/walk/random_configurations.py --count 22000 --seed 1
 
 # Real SuperNodes over TLS on loopback: minutes, and no part of the suite.
 test-deploy: $(VENV)/installed-dev

@@ -6,10 +6,10 @@ Every section is the arguments of one constructor, so an option exists exactly i
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-import inspect
 import json
-import math
+import os
 import tomllib
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from turnout import datasets, registry
@@ -28,11 +29,11 @@ from turnout.datasets.dataset import Dataset
 from turnout.decentral.peers import check_silos, message_bytes
 from turnout.decentral.settings import NetworkSettings
 from turnout.deploy.settings import Deploy
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_room, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.options import Section, call, check, options_of
+from turnout.options import Section, call, check, checked_value, options_of, shown
 from turnout.population import adversary, behaviour, devices, quality, traces
 from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
@@ -89,6 +90,7 @@ DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
 Settings = dict[str, Section]
+_LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,12 @@ class RunSettings:
     report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
-            raise UserError(f"run.name: {self.name!r} must be the name of a folder inside run.folder, not a path")
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name or "\0" in self.name:
+            raise UserError(f"run.name: {shown(self.name)} must be the name of a folder inside run.folder, not a path")
+        if len(self.name.encode()) > _LONGEST_NAME:
+            raise UserError(f"run.name: {shown(self.name)} is longer than {_LONGEST_NAME} bytes; shorten it")
+        if "\0" in self.folder or max(map(len, self.folder.encode().split(b"/"))) > 255:
+            raise UserError(f"run.folder: {shown(self.folder)} cannot be the name of a folder")
         if self.checkpoint_every < 1:
             raise UserError(f"run.checkpoint_every: {self.checkpoint_every} must be at least 1")
 
@@ -127,6 +133,9 @@ class ClientSettings:
     regions: int | list[int] | None = None  # how many, or of each client
     region_sd: float = 0.0  # of their sizes, relative to the mean
     model_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_room(f"clients.count: {self.count} clients", 16 * self.count)
 
 
 SECTIONS = (
@@ -166,10 +175,10 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
 def toml(source: str) -> Settings:
     """A file, or a built-in configuration by name, as it is written."""
     path = Path(source)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or os.path.exists(path):
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UserError(f"configuration {source}: cannot be read ({why})") from error
     elif source in builtin_names():
@@ -178,8 +187,10 @@ def toml(source: str) -> Settings:
         raise unknown("configuration (neither a .toml file nor built in)", source, builtin_names())
     try:
         settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of thousands of digits
         raise UserError(f"configuration {source}: not valid TOML ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"configuration {source}: its lists and tables are nested too deep to be read") from error
     for section, values in settings.items():
         if not isinstance(values, dict):
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
@@ -193,9 +204,12 @@ def apply(settings: Settings, text: str) -> None:
     if not equals or not dot:
         raise UserError(f"{text!r}: write an override as section.option=value, for example run.rounds=20")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        document = tomllib.loads(f"value = {value}")
+        parsed = document["value"] if len(document) == 1 else value
+    except ValueError:
         parsed = value  # a bare word is a string
+    except RecursionError as error:
+        raise UserError(f"{key.strip()}: its lists and tables are nested too deep to be read") from error
     options = settings.setdefault(section, {})
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
@@ -443,6 +457,7 @@ def _presence(clients: int, given: Settings, complete: Settings, make: Callable[
     model: Availability = make("availability", AVAILABILITY[name], name=name, **filled_in)
     if groups is None:
         return model
+    groups = checked_value("availability.groups", groups, int | list[int])
     complete["availability"]["groups"] = groups
     return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
@@ -465,20 +480,26 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
         function = MODELS[name]
     else:
         raise unknown("model.name", name, MODELS)
-    loss = given["model"].pop("loss", "mse" if dataset.num_classes is None else "cross_entropy")
+    usual = "mse" if dataset.num_classes is None else "cross_entropy"
+    loss = checked_value("model.loss", given["model"].pop("loss", usual), str)
     outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
     known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
-    for option in inspect.signature(function).parameters:
+    for option in options_of(function):
         if option in known:
             given["model"].setdefault(option, known[option])
 
     def module() -> nn.Module:
         try:
+            if name in MODELS:  # a look at its size, without its numbers
+                with torch.device("meta"):
+                    parameters = call("model", function, given["model"], {})[0].parameters()
+                check_room("model: it", 2 * sum(parameter.numel() for parameter in parameters))
             made = make("model", function, name=name)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"model: {name} cannot be built with these options ({error})") from error
+        except UserError:
+            raise
+        except Exception as error:  # whatever a function of the user's own raises
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"model: {name} cannot be built with these options ({why})") from error
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} returned {type(made).__name__}, not a torch.nn.Module")
         return made
@@ -512,7 +533,7 @@ def as_toml(settings: Settings) -> str:
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_value(value)}" for name, value in options.items() if value is not None]
+        lines += [f"{_key(name)} = {_value(value)}" for name, value in options.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -521,7 +542,20 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_value(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, float):
-        return "inf" if value == math.inf else repr(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else json.dumps(str(value))
+        return "{" + ", ".join(f"{_key(name)} = {_value(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)  # also nan, inf and -inf
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return _text(str(value))
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() and name.isidentifier() else _text(name)
+
+
+def _text(text: str) -> str:
+    """JSON's escapes are TOML's too, except that TOML wants one character more of them."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

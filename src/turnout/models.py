@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 
 
 class Reshape(nn.Module):
@@ -156,6 +156,7 @@ class CharLSTM(nn.Module):
 
 def char_lstm(symbols: int = 100, embed: int = 8, hidden: int = 100, layers: int = 2) -> nn.Module:
     """Next character of Shakespeare (LEAF): `[batch, 80]` int64 tokens to `[batch, symbols]` logits."""
+    check_room(f"model: {layers} layers of {hidden}", layers * hidden * (hidden + 1) * 4)
     return CharLSTM(symbols, embed, hidden, layers)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from turnout import random
-from turnout.cohort.examine import draws_nothing, examine, reason
+from turnout.cohort.examine import draws_nothing, examine, largest, reason
 from turnout.cohort.flat import Layout
 from turnout.dropout import KeyedDropout, key_dropout
 from turnout.errors import UserError, unknown
@@ -313,7 +313,7 @@ class Task:
     def examine(self, inputs: Tensor, targets: Tensor) -> int:
         """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
         with draws_nothing("model: its forward pass in evaluation mode", inputs.device):
-            total = self.activations(inputs[:1])
+            total = self.activations(largest(inputs))
         measures, self.coupled, self.alone = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures

@@ -211,3 +211,11 @@ def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_only_a_folder_can_be_resumed() -> None:
     with pytest.raises(UserError, match="only a run in a folder"):
         turnout.execute(experiment("fedavg"), resume=True)
+
+
+def test_what_a_checkpoint_held_is_aligned_as_it_was(tmp_path: Path) -> None:
+    """The last bit of a product depends on where its numbers lie in memory."""
+    turnout.execute(experiment("windowed", rounds=2), tmp_path, checkpoint_every=1)
+    for path in (tmp_path / "checkpoints").iterdir():
+        tensors = Checkpoints._read(path)[1]
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())

@@ -43,7 +43,7 @@ class Safa(Algorithm):
 
     local: LocalSGD
     fraction: float = 0.3
-    lag_tolerance: float = 5
+    lag_tolerance: float = 5.0
     deadline: float | None = None
     lag_rule: str = "more_than"
     close_rule: str = "liveness"

@@ -32,8 +32,9 @@ FloatArray = NDArray[np.float64]
 @torch.no_grad()
 def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
     """Every measure of every sample, `[n]` by name, but for those that look at other samples."""
-    if task.coupled.issuperset(("loss", *task.metrics)):
-        return {}
+    separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
+    if not separate or not len(inputs):
+        return {name: np.zeros(0) for name in separate}
     parts = []
     for start in range(0, len(inputs), chunk):
         outputs = task.outputs(model, inputs[start : start + chunk])

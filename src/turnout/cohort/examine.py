@@ -108,6 +108,12 @@ def _telling(targets: Tensor) -> Tensor:
     return rows if len(rows) > 1 else rows.repeat(2)
 
 
+def largest(rows: Tensor) -> Tensor:
+    """`[1, ...]` one row: of tokens or classes the one with the largest, which a model may not know."""
+    place = 0 if rows.is_floating_point() else int(rows.reshape(len(rows), -1).amax(1).argmax())
+    return rows[place : place + 1]
+
+
 def _passed(task: Task, params: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
     try:
         return task.outputs(params, x, key)

@@ -18,6 +18,7 @@ MIB = 1 << 20
 ENGINES = ("auto", "vectorised", "sequential", "ray")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 KERNELS = ("auto", "general")
+_RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20), ("workers", 0, 2**20))
 # A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
 _SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
@@ -47,9 +48,9 @@ class Plan:
             raise UserError(f"engine.kernels: {self.kernels!r} is not one of {', '.join(KERNELS)}")
         if self.convolution not in ("auto", *FORMS):
             raise UserError(f"engine.convolution: {self.convolution!r} is not one of auto, {', '.join(FORMS)}")
-        for name, least in (("memory_mib", 1), ("threads", 0), ("blocks", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least}")
+        for name, least, most in _RANGES:
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least} and at most {most}")
 
     @property
     def dtype(self) -> torch.dtype:

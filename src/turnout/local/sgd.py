@@ -96,6 +96,7 @@ class LocalSGD:
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
+    MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
@@ -120,6 +121,9 @@ class LocalSGD:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
             raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
+        for name in ("epochs", "steps"):
+            if (value := getattr(self, name)) is not None and np.any(np.asarray(value) > self.MOST):
+                raise UserError(f"local.{name}: {value} must be at most {self.MOST}")
         if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
             raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
         lows = {"epochs": 0, "batch_size": 1}

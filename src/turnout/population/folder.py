@@ -47,7 +47,7 @@ def read(folder: Path) -> Any:
         return _made(json.loads((folder / _FACTS).read_text(encoding="utf-8")), folder)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except Exception as error:  # which one depends on which byte is wrong
         raise UserError(f"population: {folder} is not what Population.save writes ({error}); save it again") from error
 
 

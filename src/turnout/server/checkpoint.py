@@ -105,7 +105,8 @@ class Checkpoints:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                # cloned: as the file has them they lie anywhere, and the last bit of a product depends on where
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(str(error)) from error
         if _digest(tensors) != metadata["digest"]:

@@ -170,7 +170,7 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
         if name not in known:
             raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
         works.append(object.__new__(known[name]).bind(values | unnest(f"work{number}", tensors)))
-    models = list(tensors["models"]) if "models" in tensors else []
+    models = [model.clone() for model in tensors["models"]] if "models" in tensors else []  # each begins where it did
     blocks = {kind: _load_blocks(kind, tensors) for kind in _TRAINED}
     jobs = []
     for row in facts["rows"]:
