@@ -18,6 +18,7 @@ from support import population
 from turnout import FedAvg, Full, LocalSGD, Plan, Task, UserError
 from turnout.cohort.train import Cohort
 
+ONE = Plan(threads=1)
 ENGINES = ["vectorised", "sequential", "ray"]
 
 
@@ -224,12 +225,28 @@ def test_control_flow_that_depends_on_data(algorithm: type[turnout.Algorithm]) -
 def test_a_scalar_loss_that_is_a_mean_is_that_of_each_sample() -> None:
     """The same bits as a loss a sample, where that is the same function."""
     results = [
-        turnout.simulate(Task(dropping, loss, seed=1), population(), FedAvg(LocalSGD(0.1, batch_size=4), Full()), 3)
+        turnout.simulate(
+            Task(dropping, loss, seed=1), population(), FedAvg(LocalSGD(0.1, batch_size=4), Full()), 3, plan=ONE
+        )
         for loss in (lambda o, t: F.cross_entropy(o, t), lambda o, t: F.cross_entropy(o, t, reduction="none"))
     ]
     assert results[0].server.task.coupled == frozenset()
     torch.testing.assert_close(results[0].model, results[1].model)
     assert results[0].measures["train_loss"] == pytest.approx(results[1].measures["train_loss"])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_attention_without_dropout_is_the_same_on_every_engine() -> None:
+    def model() -> nn.Module:
+        made = Around(attention)
+        made.dropout.p = 0.0
+        return made
+
+    algorithm, people = FedAvg(LocalSGD(0.1, batch_size=4), Full()), population()
+    plans = [Plan(engine=engine, precision="float64", threads=1) for engine in ("vectorised", "sequential")]
+    results = [turnout.simulate(Task(model, seed=1), people, algorithm, 2, plan=plan) for plan in plans]
+    assert [result.server.plan.engine for result in results] == ["vectorised", "sequential"]
+    torch.testing.assert_close(results[0].model, results[1].model, rtol=1e-9, atol=1e-12)
 
 
 def test_layers_that_come_twice_keep_their_own_tensors() -> None:
