@@ -27,6 +27,7 @@ class Algorithm:
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
+    restarts_crashed: ClassVar[bool] = False  # whether a standing invitation outlives a crash
     sends_updates: ClassVar[bool] = True  # False: clients keep what they learn to themselves
     reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
 
