@@ -355,6 +355,7 @@ def test_a_crash_restarts_under_a_standing_invitation_as_soon_as_it_is_known() -
     """Client 0 crashes after a quarter of its 8 s, 3 s later that is known, and its second job takes 8 s."""
     for detection, known in ((Detection(), 2.0), (Detection("heartbeat", 3.0), 5.0)):
         s = server([8, 40], crashes=FirstJobCrashes(0), detection=detection)
+        s.algorithm.restarts_crashed = True  # type: ignore[misc]
         s.invite([0, 1], local(), again=True)
         updates = s.wait(1)
         assert events(updates) == [(known + 8, 0, 0)]
@@ -364,8 +365,17 @@ def test_a_crash_restarts_under_a_standing_invitation_as_soon_as_it_is_known() -
         assert events(s.wait(1)) == [(known + 16, 0, 1)]
 
 
+def test_a_crash_ends_a_standing_invitation_unless_the_algorithm_says_otherwise() -> None:
+    s = server([8, 40], crashes=FirstJobCrashes(0))
+    s.invite([0, 1], local(), again=True)
+    updates = s.wait(1)
+    assert events(updates) == [(40.0, 1, 0)]
+    assert updates.failed.standing.tolist() == [False]
+
+
 def test_a_client_that_always_crashes_is_left_alone_until_the_wait_is_over() -> None:
     s = server([8], crashes=Crashes(1.0))
+    s.algorithm.restarts_crashed = True  # type: ignore[misc]
     for _ in range(2):
         s.invite([0], local(), again=True)
         updates = s.wait(1)

@@ -27,6 +27,8 @@ class Arrivals(Algorithm):
     takes `retry` seconds. With `concurrency` only so many work at once: at every close others join them, drawn from
     those who are online then."""
 
+    restarts_crashed = True
+
     local: LocalSGD
     max_staleness: int | None = None
     staleness_discount: str = "none"

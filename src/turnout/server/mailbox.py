@@ -364,7 +364,7 @@ class Mailbox(Server):
             self._crashes.pop(job.client, None)
             return job.outcome == ARRIVED
         self._crashes[job.client] = self._crashes.get(job.client, 0) + 1
-        return self._crashes[job.client] <= MOST_CRASHES
+        return self.algorithm.restarts_crashed and self._crashes[job.client] <= MOST_CRASHES
 
     def _restart(self) -> list[Job]:
         """Start those again who have a standing invitation and have ended a job: not before the algorithm has acted on

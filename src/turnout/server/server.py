@@ -232,9 +232,9 @@ class Server:
 
         `model` is None (the current one), a vector `[P]`, `([G, P], group of each client)`, `KEEP` or `CURRENT`.
         Numbers of the work may be arrays over the invited. `hold` keeps the vectors at the client until `fetch`.
-        `again` is a standing invitation: the client restarts on the current model once it has delivered, or as soon as
-        its crash is known (three times in a row in one wait), until it fails otherwise or is cancelled. `among` is for
-        clients that have their models from each other.
+        `again` is a standing invitation: the client restarts on the current model once it has delivered, until it fails
+        or is cancelled; where the algorithm declares `restarts_crashed`, also as soon as a crash is known, up to three
+        times in a row in one wait. `among` is for clients that have their models from each other.
         """
         raise NotImplementedError
 
