@@ -116,6 +116,21 @@ def test_time_has_an_end(slow: str) -> None:
         execute(experiment)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("engine.device=cpu:0", "engine.device: 'cpu:0' is not a device; write cpu, cuda or cuda:1"),
+        ("sampler.clients_per_round=1000000000000", "sampler.clients_per_round: 1000000000000 draws takes"),
+        ("model.outputs=2", "task.loss: it cannot compare outputs of shape (2,)"),
+    ],
+)
+def test_what_only_a_run_can_tell(change: str, words: str) -> None:
+    experiment, _, _ = config.build(config.read("digits", ["sampler.name=md", "engine.threads=1", change]))
+    with pytest.raises(UserError) as caught:
+        execute(experiment)
+    assert words in str(caught.value)
+
+
 class Sloppy:
     """Defaults of other types than declared."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout import random
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 from turnout.sampling.sampler import FloatArray, IntArray, Moments, Sampler, Selection
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Clustered(Sampler):
         m = self.clients_per_round
         if m < 1:
             raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
+        check_room(f"sampler.clients_per_round: {m} draws", 8 * m)
         allocation = self.allocate(server)
         ends = np.cumsum(allocation.shares * server.online().contains(allocation.clients))
         first = np.searchsorted(allocation.rows, np.arange(m))

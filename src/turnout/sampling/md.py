@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout import random
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 from turnout.sampling.sampler import IntArray, Moments, Sampler, Selection
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class MD(Sampler):
         m = self.clients_per_round
         if m < 1:
             raise UserError(f"sampler.clients_per_round: {m} must be at least 1")
+        check_room(f"sampler.clients_per_round: {m} draws", 8 * m)
         online, tried = server.online(), m
         while True:
             draws = self._draw(server, np.arange(server.population.size), tried)
