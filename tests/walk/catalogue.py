@@ -250,7 +250,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "model.inputs": [4.0],
     "model.outputs": [3.0],
     "model.symbols": [100.0],
-    "engine.device": ["cpu:0"],
+    "engine.device": ["cuda"],
     "engine.address": ["auto"],
     "network.underlay": ["gaia"],
     "network.access": ["10Gbps"],

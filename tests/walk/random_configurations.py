@@ -33,7 +33,7 @@ from turnout import UserError, config
 from turnout.options import shown
 
 SECONDS = 8
-RUN_SHARE = 0.15
+RUN_SHARE = 0.4
 LONG_WORK = 2_000  # local steps of a client, beyond which a round is not waited for
 MEMORY = 6 << 30
 NUMBERS = [

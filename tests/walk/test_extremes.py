@@ -10,7 +10,7 @@ import catalogue
 import pytest
 import random_configurations
 
-from turnout import UserError, choices, config, sweep
+from turnout import UserError, choices, config, execute, sweep
 from turnout.options import call, check
 
 DEEP = "[" * 3000 + "]" * 3000
@@ -105,6 +105,30 @@ def test_sweeps_of_everything(words: list[str], sentence: str) -> None:
 
 def test_folders_of_a_sweep_have_names_that_file_systems_know() -> None:
     assert len(sweep._folder_name({"data.path": "名" * 300}).encode()) <= 130
+
+
+@pytest.mark.parametrize("slow", ["links.latency=1e38", "links.server=1e-300", "devices.median=1e30"])
+def test_time_has_an_end(slow: str) -> None:
+    """Jobs that take for ever are not over at once, nor does the clock turn back."""
+    small = ["run.rounds=9", "clients.count=20", "sampler.clients_per_round=5", "local.epochs=1", "engine.threads=1"]
+    experiment, _, _ = config.build(config.read("digits", [*small, slow]))
+    with pytest.raises(UserError, match="the most a clock can tell"):
+        execute(experiment)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("engine.device=cpu:0", "engine.device: 'cpu:0' is not a device; write cpu, cuda or cuda:1"),
+        ("sampler.clients_per_round=1000000000000", "sampler.clients_per_round: 1000000000000 draws takes"),
+        ("model.outputs=2", "task.loss: it cannot compare outputs of shape (2,)"),
+    ],
+)
+def test_what_only_a_run_can_tell(change: str, words: str) -> None:
+    experiment, _, _ = config.build(config.read("digits", ["sampler.name=md", "engine.threads=1", change]))
+    with pytest.raises(UserError) as caught:
+        execute(experiment)
+    assert words in str(caught.value)
 
 
 class Sloppy:

@@ -14,7 +14,7 @@ import torch
 from turnout import matching, random
 from turnout.algorithms.fedavg import FedAvg
 from turnout.encryption import key_holder
-from turnout.errors import UserError, check_positive, unknown
+from turnout.errors import UserError, check_positive, check_room, unknown
 from turnout.local.profile import profile_of
 from turnout.local.profile_report import ProfileReport
 from turnout.local.sgd import LocalSGD
@@ -66,6 +66,7 @@ class FedProf(FedAvg):
             raise unknown("algorithm.aggregation", self.aggregation, AGGREGATIONS)
         for name in ("clients_per_round", "refresh_every", "var_floor"):
             check_positive(f"algorithm.{name}", getattr(self, name))
+        check_room(f"algorithm.clients_per_round: {self.clients_per_round} draws", 8 * self.clients_per_round)
         if not np.all(np.asarray(self.preference) >= 0):
             raise UserError(f"algorithm.preference: {self.preference} must be at least 0")
         if not 0 <= self.min_prob <= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,12 +63,13 @@ class Plan:
 
     def resolve(self, task: Task) -> Plan:
         """The plan with every `auto` decided for this model on this device."""
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise UserError(f"engine.device: {self.device!r} is not a device; write cpu, cuda or cuda:1") from error
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise UserError(f"engine.device: {self.device!r} is not a device; write cpu, cuda or cuda:1")
+        device = torch.device(self.device)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"engine.device: {self.device!r} was asked for but this machine has no usable CUDA device")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(f"engine.device: {self.device!r} is beyond the {torch.cuda.device_count()} of this machine")
         engine = self.engine
         if engine == "auto":
             slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())

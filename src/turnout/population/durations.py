@@ -15,6 +15,7 @@ from turnout.local.sgd import LocalSGD
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
 
+FOREVER = 1 << 60  # ticks
 _CERTAIN = 1e-12  # a survival below this adds nothing
 _MOST_WINDOWS = 1_000_000
 
@@ -50,7 +51,8 @@ class Durations:
     def ticks(self, job: int) -> IntArray:
         """`[N]` ticks of every client's job of that number."""
         seconds = self.down + self.compute(job) + self.up
-        return np.maximum(1, np.rint(seconds * self.population.ticks_per_second).astype(np.int64))
+        ticks = np.minimum(seconds * self.population.ticks_per_second, FOREVER)
+        return np.maximum(1, np.rint(ticks).astype(np.int64))
 
     def compute(self, job: int) -> FloatArray:
         """`[N]` seconds of training."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout import random
+from turnout.errors import check_room
 from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Clustered(Sampler):
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round
+        check_room(f"sampler.clients_per_round: {m} draws", 8 * m)
         allocation = self.allocate(server)
         ends = np.cumsum(allocation.shares * server.online().contains(allocation.clients))
         first = np.searchsorted(allocation.rows, np.arange(m))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from turnout import random
+from turnout.errors import check_room
 from turnout.sampling.sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class MD(Sampler):
 
     def sample(self, server: Server) -> Selection:
         m = self.clients_per_round
+        check_room(f"sampler.clients_per_round: {m} draws", 8 * m)
         online, tried = server.online(), m
         while True:
             draws = self._draw(server, np.arange(server.population.size), tried)

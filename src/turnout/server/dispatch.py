@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
+from turnout.population import durations
 from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.random import FloatArray, IntArray
@@ -19,7 +21,7 @@ from turnout.server.server import Among, Keep, OnlineSet
 from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Costs, Crew, Job
 from turnout.task import Task
 
-FOREVER = 1 << 60  # ticks
+FOREVER = durations.FOREVER
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns
 _FEW = 8  # jobs that are objects sooner than a crew
 
@@ -85,6 +87,11 @@ class Dispatch:
     def jobs(self, invitation: Invitation, clock: int, version: int, alone: bool = False) -> Sequence[Job]:
         """The jobs that begin with an invitation at tick `clock`; a crew if they are `alone` and nothing can happen to
         them."""
+        if clock > 4 * FOREVER:
+            raise UserError(
+                f"run: virtual time is {clock / self.ticks:.3g} seconds, the most a clock can tell; "
+                "devices, links or deadlines are too slow"
+            )
         costs = self._known_costs(invitation)
         if costs is None:
             return self._general_jobs(invitation, clock, version)
