@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-browser test-tracking test-deploy test-ray lint bench docs clean
+.PHONY: demo test test-walk test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,9 +26,18 @@ lint: $(VENV)/installed-dev
 test: lint
 	$(BIN)/pytest -n 2
 
+# Every name and option of every section, every damage to every file of a run, and random configurations: minutes. The suite has a sample.
+test-walk: $(VENV)/installed-dev
+	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/cli/test_damage.py
+	PYTHONPATH=tests $(BIN)/python tests/walk/random_configurations.py --count 22000 --seed 1
+
 # Real SuperNodes over TLS on loopback: minutes, and no part of the suite.
 test-deploy: $(VENV)/installed-dev
 	$(BIN)/pytest tests/deploy_real
+
+# A million mutated replies against the server's boundary: a quarter of an hour, and no part of the suite.
+test-replies: $(VENV)/installed-dev
+	$(BIN)/python tests/deploy/mutated_replies.py --count 1000000 --seed 0
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"

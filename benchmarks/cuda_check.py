@@ -1,5 +1,5 @@
-"""What the tests promise on a CPU, tried on another device: same integers, same updates, same bits twice, resume; and
-every algorithm, sampler, robust rule, lie, transform and memory once.
+"""What the tests promise on a CPU, tried on another device: same integers, same updates, same bits twice, resume;
+transformers; and every algorithm, sampler, robust rule, lie, transform and memory once.
 
     python benchmarks/cuda_check.py                      # prints a line a check; exit code 1 if one fails
     python benchmarks/cuda_check.py --device cpu         # the checks themselves, where there is no such device
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import turnout
+from small_transformers import CONTEXT, GPT, SYMBOLS, ViT, lora
 from turnout import (
     Evaluation,
     Experiment,
@@ -77,6 +78,15 @@ def smooth() -> nn.Module:
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 10))
 
 
+def texts() -> Population:
+    """Sequences in which a symbol follows from the one before, mostly."""
+    sizes = np.arange(5, 25)
+    steps = torch.from_numpy(np.abs(key(0, "steps", np.arange(sizes.sum() * (CONTEXT + 1)))) % 3)
+    symbols = steps.view(-1, CONTEXT + 1).cumsum(1) % SYMBOLS
+    rows = Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(len(symbols)))
+    return Population(symbols[:, :-1], symbols[:, 1:], rows)
+
+
 def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Experiment:
     kind, equal = model.removesuffix(" of equals"), model.endswith(" of equals")
     factory, shape = {
@@ -84,12 +94,16 @@ def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Expe
         "smooth": (smooth, (1, 28, 28)),  # where a maximum is nearly tied, rounding decides: compare without any
         "cnn": (cnn_mnist, (1, 28, 28)),
         "images": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)), (1, 28, 28)),
+        "gpt": (GPT, ()),
+        "vit": (ViT, (1, 28, 28)),
+        "lora": (lora, ()),
     }[kind]
     local = LocalSGD(0.05, epochs=2, batch_size=8)
     algorithm = turnout.FedBuff(local, buffer_size=12) if kind == "images" else FedAvg(local, Uniform(12))
     engine = "auto" if device == "cpu" else "vectorised"
     plan = Plan(device=device, precision=precision, engine=engine, memory_mib=8192)
-    return Experiment(Task(factory), people(shape, equal), algorithm, stopping=Stopping(rounds), plan=plan)
+    world = people(shape, equal) if shape else texts()
+    return Experiment(Task(factory), world, algorithm, stopping=Stopping(rounds), plan=plan)
 
 
 def run(model: str, device: str, precision: str) -> Tensor:
@@ -100,7 +114,8 @@ def engine(device: str) -> Checks:
     keys = torch.from_numpy(key(3, "check", np.arange(1000)))
     on_device = mix(keys.to(device)[:, None] + torch.arange(1, 9, device=device) * GOLDEN).cpu().numpy()
     yield "same integers as numpy", bool((on_device == bits(keys.numpy(), 8)).all())
-    for model in ("linear", "smooth", "linear of equals", "smooth of equals", "images of equals"):
+    alike = ("linear", "smooth", "linear of equals", "smooth of equals", "images of equals", "gpt", "vit", "lora")
+    for model in alike:
         exact, start = run(model, "cpu", "float64"), experiment(model, "cpu", "float64").task.initial.double()
         for precision, bound in (("float64", 1e-9), ("float32", WITHIN), ("tf32", 1e-2)):
             once, twice = run(model, device, precision), run(model, device, precision)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from turnout.files import as_json_text
-from turnout.report import page
+from turnout.report import page, read
 
 CONFIG = """[run]
 name = "{name}"
@@ -133,7 +133,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = invented(Path(place) / "invented", given.rounds, given.clients, given.cohort)
         started = time.perf_counter()
-        path = page.write([folder], Path(place) / "report.html")
+        path = page.write([read.recorded(folder)], Path(place) / "report.html")
         written = time.perf_counter() - started
         found = {"written_seconds": written, "mib": path.stat().st_size / 2**20, "opened_seconds": opened(path)}
     if given.json:

@@ -97,6 +97,8 @@ class Idle(Algorithm):
 class Windowed(Algorithm):
     """Every `window` seconds, whatever has arrived: jobs of several versions in flight at every checkpoint."""
 
+    reads_updates = False
+
     local: LocalSGD
     window: float = 0.5
 
@@ -114,6 +116,8 @@ class Windowed(Algorithm):
 @dataclass
 class Standing(Algorithm):
     """Standing invitations, three arrivals a round, the rest stays in the inbox."""
+
+    reads_updates = False
 
     local: LocalSGD
 
@@ -213,7 +217,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     options = SETTINGS.get(name, {}) | options
     if "sampler" in inspect.signature(cls).parameters and name not in ("local", "centralised"):
         options.setdefault("sampler", turnout.MD(4))
-    return cls(local(), **options)
+    return cls(options.pop("local", None) or local(), **options)
 
 
 ALGORITHMS = [*registry.names("algorithm"), *EXERCISES]

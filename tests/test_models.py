@@ -179,6 +179,10 @@ def test_batchnorm_is_found_and_replaced() -> None:
         (nn.BatchNorm2d(32), 32, 16),
         (nn.BatchNorm3d(48), 32, 24),
         (nn.BatchNorm1d(7), 32, 1),
+        (nn.BatchNorm1d(8), 32, 1),
+        (nn.BatchNorm1d(64), 32, 8),
+        (nn.BatchNorm1d(100), 32, 10),
+        (nn.BatchNorm1d(1024), 32, 32),
         (nn.BatchNorm2d(1), 32, 1),
         (nn.BatchNorm2d(12), 5, 4),
     ],
@@ -186,6 +190,21 @@ def test_batchnorm_is_found_and_replaced() -> None:
 def test_number_of_groups(layer: nn.Module, groups: int, expected: int) -> None:
     converted = batchnorm_to_groupnorm(layer, groups)
     assert isinstance(converted, nn.GroupNorm) and converted.num_groups == expected
+
+
+@pytest.mark.parametrize("width", [8, 16, 64])
+def test_the_converted_model_learns(width: int) -> None:
+    """Ten labels of random points by heart. Of two values a group only the sign of their difference is left, which has
+    no slope: one in ten."""
+    layers = (nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width), nn.BatchNorm1d(width))
+    model = batchnorm_to_groupnorm(nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, 10)))
+    x, y = torch.randn(200, 64), torch.arange(200) % 10
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(150):
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    assert float((model(x).argmax(1) == y).float().mean()) > 0.8
 
 
 def test_groups_must_be_positive() -> None:

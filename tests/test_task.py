@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turnout import Task, UserError
+from turnout.dropout import KeyedDropout
 from turnout.models import batchnorm_to_groupnorm
-from turnout.task import LOSSES, KeyedDropout
+from turnout.task import LOSSES
 
 CLASSES = torch.tensor([2, 0, 1, 1])
 SIGNS = torch.tensor([[1.0], [-1.0], [-1.0], [1.0]])
@@ -107,10 +108,8 @@ def test_model_without_parameters_is_refused() -> None:
 
 def test_model_that_does_not_fit_the_data() -> None:
     with pytest.raises(UserError, match=r"cannot process an input of shape \(5,\)"):
-        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))
-    assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(
-        torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)
-    ) == 4 * (2 + 2 + 2)
+        Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5))
+    assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(torch.zeros(1, 3)) == 4 * (2 + 2 + 2)
 
 
 # -- dropout --------------------------------------------------------------------------------------------------
@@ -187,6 +186,42 @@ def test_dropout_inside_other_layers_is_refused() -> None:
     with pytest.raises(UserError, match=r"layer 0\.1 draws its own dropout"):
         Task(nested)
     Task(nn.Sequential(nn.LSTM(3, 4, num_layers=2)))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+def test_a_replaced_dropout_looks_like_the_original(layer: type[nn.Module]) -> None:
+    """An instance of the same class, with what others read of it; in every place, also where one layer comes twice."""
+    twice = layer(0.25, inplace=True)
+    task = Task(nn.Sequential(Identity(), twice, nn.Sequential(twice), twice), "mse")
+    for made in (task.module[1], task.module[2][0], task.module[3]):
+        assert isinstance(made, layer) and isinstance(made, KeyedDropout)
+        assert (made.p, made.inplace) == (0.25, True)
+        assert isinstance(made, nn.Dropout) == (layer is nn.Dropout)
+    state = torch.get_rng_state()
+    task.outputs(torch.ones(1), torch.ones(4, 3, 2, 2, 2), torch.tensor(3))
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_dropout_of_ones_own_is_left_alone() -> None:
+    class Halved(nn.Dropout):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 2
+
+    task = Task(nn.Sequential(Identity(), Halved(0.5)), "mse")
+    assert task.outputs(torch.ones(1), torch.ones(2, 3), torch.tensor(1)).equal(torch.full((2, 3), 0.5))
+
+
+def test_all_may_be_dropped() -> None:
+    assert dropped(torch.ones(4, 5), 1, 1.0).equal(torch.zeros(4, 5))
+
+
+def test_layers_left_in_evaluation_mode_train_from_the_first_pass_on() -> None:
+    """The same at the first pass and after an evaluation."""
+    model = nn.Sequential(Identity(), nn.Dropout(0.5).eval())
+    task, x = Task(model, "mse"), torch.ones(6, 4)
+    first = task.outputs(torch.ones(1), x, torch.tensor(1))
+    task.outputs(torch.ones(1), x)
+    assert task.outputs(torch.ones(1), x, torch.tensor(1)).equal(first)
 
 
 def test_alpha_dropout_is_replayed_or_refused() -> None:

@@ -8,6 +8,7 @@ import re
 from turnout.errors import UserError
 
 Values = tuple[str, ...]  # as written on the command line
+MOST = 10_000  # of a range
 
 
 def several(option: str, text: str) -> Values:
@@ -18,9 +19,11 @@ def several(option: str, text: str) -> Values:
         return listed(text)
     if not all(re.fullmatch(r"-?\d+", end.strip()) for end in ends):
         return grid(option, text)
-    low, high = (int(end) for end in ends)
-    if high < low:
-        raise UserError(f"{option}={text} is not a range; write LOW..HIGH with LOW at most HIGH")
+    low, high = (int(end) if len(end) < 20 else 0 for end in ends)
+    if high < low or max(map(len, ends)) >= 20:
+        raise UserError(f"{option}={text[:50]} is not a range; write LOW..HIGH with LOW at most HIGH, below 2^63")
+    if high - low >= MOST:
+        raise UserError(f"{option}={text} are {high - low + 1} values; a range has at most {MOST}")
     return tuple(str(value) for value in range(low, high + 1))
 
 

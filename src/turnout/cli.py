@@ -4,7 +4,6 @@ unlearn | study | topology | streams | simulate-flower | deploy | replay`."""
 from __future__ import annotations
 
 import inspect as introspection
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from turnout import __version__, advice, config, datasets, registry, studies, tune
 from turnout.attack_cli import attack
-from turnout.command import Json, Overrides, Source, print_json, sentences
+from turnout.command import Json, Overrides, Source, print_json, remark, sentences
 from turnout.compare_cli import compare_runs, sweep_options
 from turnout.deploy_cli import deploy_app, replay
 from turnout.display import err, out, paragraphs, show_judgements, show_outlook, show_summary, show_tuned
@@ -28,9 +27,11 @@ from turnout.population.arriving import ARRIVALS
 from turnout.population.memories import MEMORIES
 from turnout.population.partition import PARTITIONS
 from turnout.random import FloatArray
+from turnout.report import read
 from turnout.report_cli import report
 from turnout.robustness.detectors import DETECTORS
-from turnout.run_cli import carry_out
+from turnout.run_cli import carry_out, is_named, where
+from turnout.run_folder import check_is_run, examine
 from turnout.streams_cli import streams_app
 from turnout.studies.study import FAILS
 from turnout.topology_cli import topology_app
@@ -113,8 +114,8 @@ def resume(
     Example: turnout resume runs/digits run.rounds=200
     """
     with sentences():
-        if not (folder / "config.toml").exists():
-            raise UserError(f"resume: {folder} is not the folder of a run (it has no config.toml)")
+        check_is_run("resume", folder)
+        examine("resume", folder, ("config.toml",))
         watching = Watching(live, tensorboard, mlflow)
         if is_flower(folder):
             resume_flower(folder, overrides or [], as_json, watching)
@@ -132,8 +133,9 @@ def _run(
     watching: Watching = NOBODY,
 ) -> None:
     experiment, settings, complete = config.build(config.read(source, overrides))
-    folder = folder or Path(settings.folder) / settings.name
-    resume = resume and (folder / "config.toml").exists()
+    if folder is None:
+        resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
+        settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))
     carry_out(experiment, settings, complete, folder, overwrite, resume, as_json, watching)
 
 
@@ -294,12 +296,10 @@ def inspect(
     Example: turnout inspect runs/digits
     """
     with sentences():
-        if not (folder / "config.toml").exists():
-            raise UserError(f"inspect: {folder} is not the folder of a run (it has no config.toml)")
-        if (folder / "result.json").exists():
-            summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        else:
-            summary = {"unfinished": True, "last": _last_row(folder)}
+        check_is_run("inspect", folder)
+        run = read.recorded(folder, "inspect")
+        remark(run.remarks)
+        summary = run.summary or {"unfinished": True, "last": _last_row(run)}
         if as_json:
             print_json({"run": str(folder), **summary})
         elif "unfinished" in summary:
@@ -309,12 +309,9 @@ def inspect(
             show_summary(folder, summary)
 
 
-def _last_row(folder: Path) -> dict[str, Any]:
-    import pyarrow.parquet as pq
-
-    segments = sorted((folder / "history").glob("*.parquet"))
-    row: dict[str, Any] = pq.read_table(segments[-1]).to_pylist()[-1] if segments else {"round": 0, "time": 0.0}
-    return row
+def _last_row(run: read.Recorded) -> dict[str, Any]:
+    rounds = run.rounds()
+    return {name: values[-1].item() for name, values in rounds.items()} if rounds else {"round": 0, "time": 0.0}
 
 
 app.command("compare")(compare_runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from turnout.display import err
-from turnout.errors import UserError
+from turnout.errors import FailedError, UserError
 from turnout.files import as_json_text
 
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
@@ -21,12 +21,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit code 2."""
+    """A user's mistake, or a file that the system refuses, is one sentence on stderr and exit code 2; a run that failed
+    is one and exit code 1."""
     try:
         yield
-    except UserError as error:
-        err.print(f"[red]turnout:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+    except (UserError, FailedError, OSError) as error:
+        err.print(f"[red]turnout:[/red] {escape(_sentence(error))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1 if isinstance(error, FailedError) else 2) from error
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def remark(lines: Iterable[str]) -> None:
+    """Tell what is wrong and does not stop the command, on stderr."""
+    for line in lines:
+        err.print(f"[yellow]turnout:[/yellow] {escape(line)}", soft_wrap=True, highlight=False)
 
 
 def print_json(document: Any) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from turnout.command import Json, Source, print_json, sentences
+from turnout.command import Json, Source, print_json, remark, sentences
 from turnout.compare import Quantity, Row, Target, compare
 from turnout.display import err, out
 from turnout.errors import UserError
@@ -42,9 +42,11 @@ def compare_runs(
     """
     with sentences():
         aim = None if target is None else Target.parse(target)
-        rows = compare([read.recorded(folder) for folder in folders], aim)
+        runs = [read.recorded(folder, "compare") for folder in folders]
+        remark(sentence for run in runs for sentence in run.remarks)
+        rows = compare(runs, aim)
         if report is not None:
-            page.write(folders, report)
+            page.write(runs, report)
         if as_json:
             print_json(_document(rows, aim))
         else:
@@ -83,9 +85,11 @@ def sweep_options(
             return
         failed = _carry_out(source, found, workers, ray)
         done = [one.folder for one in found if one.folder not in failed]
-        rows = compare([read.recorded(folder) for folder in done], aim)
+        runs = [read.recorded(folder, "sweep") for folder in done]
+        remark(sentence for run in runs for sentence in run.remarks)
+        rows = compare(runs, aim)
         if report is not None and done:
-            page.write(done, report)
+            page.write(runs, report)
         if as_json:
             failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
             print_json({"sweep": str(found[0].folder.parent), "failed": failures, **_document(rows, aim)})

@@ -6,10 +6,10 @@ Every section is the arguments of one constructor, so an option exists exactly i
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-import inspect
 import json
-import math
+import os
 import tomllib
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,19 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from turnout import datasets, registry
+from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.datasets.dataset import Dataset
 from turnout.decentral.peers import check_silos, message_bytes
 from turnout.decentral.settings import NetworkSettings
 from turnout.deploy.settings import Deploy
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_room, unknown
 from turnout.imports import dotted
 from turnout.local.sgd import LocalSGD
 from turnout.models import MODELS
-from turnout.options import Section, call, check, options_of
+from turnout.options import Section, call, check, checked_value, options_of, shown
 from turnout.population import adversary, behaviour, devices, quality, traces
 from turnout.population.arriving import ARRIVALS
 from turnout.population.availability import Always, Availability, Crashes, Detection
@@ -88,6 +90,7 @@ DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
 Settings = dict[str, Section]
+_LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,12 @@ class RunSettings:
     report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
-            raise UserError(f"run.name: {self.name!r} must be the name of a folder inside run.folder, not a path")
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name or "\0" in self.name:
+            raise UserError(f"run.name: {shown(self.name)} must be the name of a folder inside run.folder, not a path")
+        if len(self.name.encode()) > _LONGEST_NAME:
+            raise UserError(f"run.name: {shown(self.name)} is longer than {_LONGEST_NAME} bytes; shorten it")
+        if "\0" in self.folder or max(map(len, self.folder.encode().split(b"/"))) > 255:
+            raise UserError(f"run.folder: {shown(self.folder)} cannot be the name of a folder")
         if self.checkpoint_every < 1:
             raise UserError(f"run.checkpoint_every: {self.checkpoint_every} must be at least 1")
 
@@ -126,6 +133,9 @@ class ClientSettings:
     regions: int | list[int] | None = None  # how many, or of each client
     region_sd: float = 0.0  # of their sizes, relative to the mean
     model_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_room(f"clients.count: {self.count} clients", 16 * self.count)
 
 
 SECTIONS = (
@@ -165,10 +175,10 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
 def toml(source: str) -> Settings:
     """A file, or a built-in configuration by name, as it is written."""
     path = Path(source)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or os.path.exists(path):
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UserError(f"configuration {source}: cannot be read ({why})") from error
     elif source in builtin_names():
@@ -177,8 +187,10 @@ def toml(source: str) -> Settings:
         raise unknown("configuration (neither a .toml file nor built in)", source, builtin_names())
     try:
         settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of thousands of digits
         raise UserError(f"configuration {source}: not valid TOML ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"configuration {source}: its lists and tables are nested too deep to be read") from error
     for section, values in settings.items():
         if not isinstance(values, dict):
             raise UserError(f"{section}: options stand in sections such as [run]; allowed: {', '.join(SECTIONS)}")
@@ -192,9 +204,12 @@ def apply(settings: Settings, text: str) -> None:
     if not equals or not dot:
         raise UserError(f"{text!r}: write an override as section.option=value, for example run.rounds=20")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        document = tomllib.loads(f"value = {value}")
+        parsed = document["value"] if len(document) == 1 else value
+    except ValueError:
         parsed = value  # a bare word is a string
+    except RecursionError as error:
+        raise UserError(f"{key.strip()}: its lists and tables are nested too deep to be read") from error
     options = settings.setdefault(section, {})
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
@@ -207,8 +222,13 @@ def _check_use(settings: Settings, overrides: list[str]) -> None:
     whys = {"sampler": "decides by itself who is invited", "network": "has a server, which clients reach over links"}
     for section, why in whys.items():
         asked = isinstance(name, str) and any(text.strip().startswith(f"{section}.") for text in overrides)
-        if asked and section not in options_of(registry.find("algorithm", str(name))):
+        if asked and not _takes(registry.find("algorithm", str(name)), section):
             raise UserError(f"{section}: algorithm {name} {why}; leave the {section} out")
+
+
+def _takes(algorithm: type[Algorithm], section: str) -> bool:
+    """Whether an algorithm has a use for what a section makes."""
+    return section in options_of(algorithm) and section not in algorithm.no_use_for
 
 
 @dataclass(frozen=True)
@@ -255,12 +275,13 @@ def build(
     algorithm_name = _name(given, "algorithm")
     algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
-    if given["sampler"] and "sampler" in options_of(algorithm_class):  # some invite everybody: nothing to sample
+    if given["sampler"] and _takes(algorithm_class, "sampler"):  # some invite everybody: nothing to sample
         sampler_name = _name(given, "sampler", "uniform")
         extra["sampler"] = sampler = make("sampler", registry.find("sampler", sampler_name), name=sampler_name)
         if isinstance(sampler, Limited) and sampler.clients_per_round is None:
             complete["sampler"]["clients_per_round"] = sampler.size(population)
-    plan: Plan = make("engine", Plan)
+    plan: Plan = make("engine", Plan).with_threads()
+    complete["engine"]["threads"] = plan.threads  # the bits depend on it
     if shadow is not None:
         if brought is not None:
             raise UserError("adversary.name: shadow needs the model and the local work of a configuration; use silence")
@@ -268,7 +289,7 @@ def build(
         population = replace(population, adversary=foe)
         complete["adversary"] = {"name": "silence", **vars(foe)}
     complete["network"] = {}  # a plain ring, or a server
-    if "network" in options_of(algorithm_class):
+    if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)
     algorithm = make("algorithm", algorithm_class, name=algorithm_name, **extra)
     complete["unlearning"] = {}  # nobody will be forgotten
@@ -290,6 +311,8 @@ def build(
         privacy=make("privacy", Privacy) if given["privacy"] else None,
     )
     experiment.fingerprint = fingerprint(complete)
+    threads = given["engine"].get("threads", 0)
+    experiment.former = fingerprint({**complete, "engine": {**complete["engine"], "threads": threads}})
     return experiment, run, complete
 
 
@@ -361,8 +384,8 @@ def _found(
     """Whom to silence, from runs over the same samples dealt anew."""
     other = replace(run, seed=run.seed + 1)
 
-    def make(section: str, function: Callable[..., Any], *, name: str | None = None, **extra: Any) -> Any:
-        return call(section, function, given[section], extra)[0]
+    def make(section: str, function: Callable[..., Any], **extra: Any) -> Any:
+        return call(section, function, given[section], {key: value for key, value in extra.items() if key != "name"})[0]
 
     people, _ = _population(other, dataset, counted, given, {name: {} for name in SECTIONS}, make)
     return shadow.find(task, people, local, other.seed, plan)
@@ -434,6 +457,7 @@ def _presence(clients: int, given: Settings, complete: Settings, make: Callable[
     model: Availability = make("availability", AVAILABILITY[name], name=name, **filled_in)
     if groups is None:
         return model
+    groups = checked_value("availability.groups", groups, int | list[int])
     complete["availability"]["groups"] = groups
     return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
@@ -456,20 +480,26 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
         function = MODELS[name]
     else:
         raise unknown("model.name", name, MODELS)
-    loss = given["model"].pop("loss", "mse" if dataset.num_classes is None else "cross_entropy")
+    usual = "mse" if dataset.num_classes is None else "cross_entropy"
+    loss = checked_value("model.loss", given["model"].pop("loss", usual), str)
     outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
     known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
-    for option in inspect.signature(function).parameters:
+    for option in options_of(function):
         if option in known:
             given["model"].setdefault(option, known[option])
 
     def module() -> nn.Module:
         try:
+            if name in MODELS:  # a look at its size, without its numbers
+                with torch.device("meta"):
+                    parameters = call("model", function, given["model"], {})[0].parameters()
+                check_room("model: it", 2 * sum(parameter.numel() for parameter in parameters))
             made = make("model", function, name=name)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"model: {name} cannot be built with these options ({error})") from error
+        except UserError:
+            raise
+        except Exception as error:  # whatever a function of the user's own raises
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"model: {name} cannot be built with these options ({why})") from error
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} returned {type(made).__name__}, not a torch.nn.Module")
         return made
@@ -503,7 +533,7 @@ def as_toml(settings: Settings) -> str:
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_value(value)}" for name, value in options.items() if value is not None]
+        lines += [f"{_key(name)} = {_value(value)}" for name, value in options.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -512,7 +542,20 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_value(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, float):
-        return "inf" if value == math.inf else repr(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else json.dumps(str(value))
+        return "{" + ", ".join(f"{_key(name)} = {_value(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)  # also nan, inf and -inf
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return _text(str(value))
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() and name.isidentifier() else _text(name)
+
+
+def _text(text: str) -> str:
+    """JSON's escapes are TOML's too, except that TOML wants one character more of them."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnout import config
-from turnout.command import Json, Overrides, Source, print_json, sentences
+from turnout.command import Json, Overrides, Source, print_json, remark, sentences
 from turnout.display import err, failed, out, show_summary
 from turnout.errors import UserError
+from turnout.files import read_json
 from turnout.imports import extra, missing
+from turnout.run_cli import is_named, where
+from turnout.run_folder import READ, examine
 
 if TYPE_CHECKING:
     from turnout.deploy.processes import Child
@@ -40,7 +41,9 @@ def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, c
     left_out = [section for section in _MADE_UP if settings.pop(section, None)]
     if left_out:
         err.print(f"Left out, since real clients have their own: {', '.join(left_out)}", highlight=False)
-    return config.build(settings)
+    built, run, complete = config.build(settings)
+    complete["engine"]["threads"] = settings.get("engine", {}).get("threads", 0)  # every machine has its own cores
+    return built, run, complete
 
 
 def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[str], data: bool = True) -> None:
@@ -143,19 +146,19 @@ def local(
     Example: turnout deploy local 3 digits run.rounds=5
     """
     with sentences(), _flower():
+        import flwr  # noqa: F401  before anything is made
+
         built, settings, complete = _read(source, [*(overrides or []), f"clients.count={clients}"])
-        run = Path(settings.folder) / settings.name
+        run = where(settings, complete, overwrite or is_named(overrides))[1]
         if run.exists() and any(run.iterdir()) and not overwrite:
             raise UserError(f"run.name: {run} already holds a run; choose another run.name, or pass --overwrite")
-        if (run / "plan.json").exists():
-            shutil.rmtree(run)
         with tempfile.TemporaryDirectory(prefix="turnout-deploy-") as folder:
             _prepare(Path(folder) / "all", built, complete, list(_HERE))
-            _carry_out(Path(folder) / "all", clients, run)
+            _carry_out(Path(folder) / "all", clients, run, overwrite)
         _show(run, as_json)
 
 
-def _carry_out(folder: Path, clients: int, run: Path) -> None:
+def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
     from turnout.deploy.link import Link, node
     from turnout.deploy.processes import stop_all
 
@@ -164,13 +167,13 @@ def _carry_out(folder: Path, clients: int, run: Path) -> None:
         try:
             for number in range(clients):
                 nodes.append(node(folder / "clients" / str(number), link.address))
-            link.carry_out(run)
+            link.carry_out(run, overwrite)
         finally:
             stop_all(nodes)
 
 
 def _show(run: Path, as_json: bool) -> None:
-    summary = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    summary = read_json(run / "result.json")
     if as_json:
         print_json({"run": str(run), **summary})
     else:
@@ -191,6 +194,7 @@ def replay(
     with sentences():
         from turnout.deploy.replay import difference
 
+        remark(examine("replay", folder, (*READ, "jobs", "arrivals", "model.safetensors")))
         if not (folder / "arrivals").is_dir() or not (folder / "result.json").exists():
             raise UserError(f"replay: {folder} is not the folder of a deployed run that has ended")
         built, _, _ = config.build(config.read(str(folder / "config.toml"), overrides or []))

@@ -39,6 +39,8 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
         _show_efficiency(summary["efficiency"], summary.get("deadline"))
+    if (folder / "report.html").exists():
+        out.print(f"Report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def failed(summary: dict[str, Any]) -> bool:

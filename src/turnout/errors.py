@@ -1,14 +1,19 @@
-"""The one exception a user is meant to read."""
+"""The exceptions a user is meant to read."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
     """Something the user can change: one sentence naming the option, the value and what is allowed."""
+
+
+class FailedError(Exception):
+    """A run that could not go on, for a reason nobody has foreseen: one sentence that says where to look."""
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
@@ -23,6 +28,13 @@ def check_positive(name: str, value: float | None) -> None:
     """Raise unless a number is above 0 and finite; None is no number at all."""
     if value is not None and not 0 < value < math.inf:
         raise UserError(f"{name}: {value} must be above 0 and finite")
+
+
+def check_room(name: str, numbers: float) -> None:
+    """Raise where so many numbers of eight bytes are more than this machine's memory holds."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 8 * numbers > room:
+        raise UserError(f"{name} takes {8 * numbers / 2**30:.3g} GiB; this machine has {room / 2**30:.3g}")
 
 
 def check_seconds(name: str, value: float | None) -> None:

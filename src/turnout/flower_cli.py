@@ -20,6 +20,7 @@ from turnout.imports import extra, missing
 from turnout.options import call
 from turnout.run import Experiment
 from turnout.run_cli import carry_out
+from turnout.run_folder import free_name
 from turnout.watching import NOBODY, Watching
 
 _WHO = ("clients", "devices", "links", "power", "availability", "crashes", "detection")
@@ -84,6 +85,7 @@ def simulate_flower(
         if run_config:
             settings["flower"]["run_config"] = _run_config(run_config)
         folder = out or Path("runs") / app.resolve().name
+        folder = folder if out or overwrite else free_name(folder)
         settings.setdefault("run", {})["name"] = folder.name
         _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
 

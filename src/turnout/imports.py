@@ -17,9 +17,9 @@ def dotted(option: str, name: str) -> Any:
     sys.path = [*path, str(Path.cwd())]
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a module of the user's own raises
         raise UserError(
-            f"{option}: {name!r} cannot be imported ({error}); write it as package.module:function"
+            f"{option}: {name!r} cannot be imported ({_first_line(error)}); write it as package.module:function"
         ) from error
     finally:
         sys.path = path
@@ -41,3 +41,7 @@ def missing(use: str, what: str, install: str) -> UserError:
 def extra(name: str) -> str:
     """What `pip install` takes to bring a group of packages of `pyproject.toml`; Turnout is on no package index."""
     return f'-e ".[{name}]" in the checkout of Turnout brings it'
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

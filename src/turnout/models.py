@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 
 
 class Reshape(nn.Module):
@@ -156,6 +156,7 @@ class CharLSTM(nn.Module):
 
 def char_lstm(symbols: int = 100, embed: int = 8, hidden: int = 100, layers: int = 2) -> nn.Module:
     """Next character of Shakespeare (LEAF): `[batch, 80]` int64 tokens to `[batch, symbols]` logits."""
+    check_room(f"model: {layers} layers of {hidden}", layers * hidden * (hidden + 1) * 4)
     return CharLSTM(symbols, embed, hidden, layers)
 
 
@@ -181,7 +182,8 @@ def batchnorm_to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of `module` with every batch normalisation replaced by a group normalisation with the same affine weights.
 
     The number of groups is the largest divisor of the channels that is at most `groups` (32 in Wu and He, ECCV 2018)
-    and leaves two channels a group, since one flat value normalised alone is always zero. Running statistics go.
+    and leaves eight values a group of a flat layer (BatchNorm1d) and two channels, of at least two pixels each, of
+    images: of fewer values only the signs of their differences would be left to learn from. Running statistics go.
     """
     if groups < 1:
         raise UserError(f"groups: must be at least 1, got {groups}")
@@ -192,7 +194,8 @@ def batchnorm_to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     channels = norm.num_features
-    largest = max(1, min(groups, channels // 2))
+    least = 2 if isinstance(norm, (nn.BatchNorm2d, nn.BatchNorm3d)) else 8  # channels a group
+    largest = max(1, min(groups, channels // least))
     count = next(n for n in range(largest, 0, -1) if channels % n == 0)
     new = nn.GroupNorm(count, channels, norm.eps, norm.affine).train(norm.training)
     for name, parameter in norm.named_parameters():

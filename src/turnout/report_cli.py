@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.command import sentences
+from turnout.command import remark, sentences
 from turnout.decentral.design import evaluate
 from turnout.decentral.network import Exchange
 from turnout.decentral.peers import message_bytes, over_own_links, ring
@@ -18,8 +18,9 @@ from turnout.decentral.picture import draw
 from turnout.display import err, out
 from turnout.errors import UserError
 from turnout.files import write_text
-from turnout.report import page
+from turnout.report import page, read
 from turnout.run import Experiment
+from turnout.run_folder import reseal
 
 MOST_DRAWN = 100  # silos of a map that can be read
 
@@ -40,7 +41,9 @@ def report(
     """
     with sentences():
         path = path or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-        page.write(folders, path)
+        runs = [read.recorded(folder) for folder in folders]
+        remark(sentence for run in runs for sentence in run.remarks)
+        page.write(runs, path)
         out.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
         if show:
             webbrowser.open(path.resolve().as_uri())
@@ -51,7 +54,7 @@ def leave_report(folder: Path, experiment: Experiment | None = None) -> None:
     try:
         if experiment is not None:
             draw_overlay(folder, experiment)
-        page.write([folder], folder / "report.html")
+        page.write([read.recorded(folder)], folder / "report.html")
     except (UserError, OSError) as error:
         err.print(f"[yellow]no report:[/yellow] {escape(str(error))}", soft_wrap=True, highlight=False)
 
@@ -68,3 +71,4 @@ def draw_overlay(folder: Path, experiment: Experiment) -> None:
     chosen = evaluate(algorithm.overlay or ring(people.size), network, Exchange(bits, computing))
     title = f"{chosen.name}: {1e3 * chosen.cycle_time:.1f} ms a round"
     write_text(folder / "overlay.svg", draw(network, chosen, title))
+    reseal(folder, "overlay.svg")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from turnout.algorithms.algorithm import Algorithm
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError
-from turnout.files import as_json_text, write_durably, write_text
+from turnout.files import as_json_text, read_json, write_durably, write_tensors, write_text
 from turnout.observe.accounting import accountants
 from turnout.observe.audit import Audit, Findings
 from turnout.observe.efficiency import Efficiency
@@ -25,14 +23,18 @@ from turnout.observe.observer import Observer
 from turnout.observe.views import Columns, Views
 from turnout.population.population import Population
 from turnout.robustness.watch import REPORT, Screening, Watch
+from turnout.run_folder import FORMAT, RunFolder, examine, locked
 from turnout.server.checkpoint import Checkpoints
 from turnout.server.privacy import Privacy
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task import Task
-from turnout.unlearning.sensitivity import Sensitivity
+from turnout.unlearning.ended import check_resumable, record_end
+from turnout.unlearning.sensitivity import Sensitivity, check_forgettable
 from turnout.unlearning.settings import Unlearning
+
+_RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
 
 
 @dataclass
@@ -50,6 +52,10 @@ class Experiment:
     unlearning: Unlearning | None = None  # track what forgetting a client will need
     screening: Screening | None = None  # detectors that look at updates before they count
     privacy: Privacy | None = None  # noise that hides what a client has contributed
+    former: str = ""  # the fingerprint that version 0.1 gave to the same configuration
+
+    def __post_init__(self) -> None:
+        self.task, self.population = self.task.seeded(self.seed), self.population.seeded(self.seed)
 
 
 @dataclass(repr=False)
@@ -68,6 +74,11 @@ class Result(Views):
     def measures(self) -> dict[str, float]:
         """The last evaluation."""
         return self.server.measures
+
+    @property
+    def population(self) -> Population:
+        """The clients as this run had them: dealt by its seed, unless they had their own."""
+        return self.server.whole_population
 
     @property
     def model(self) -> torch.Tensor:
@@ -119,7 +130,9 @@ class Result(Views):
 def simulate(
     task: Task, population: Population, algorithm: Algorithm, rounds: int | None = 100, *, seed: int = 0, **options: Any
 ) -> Result:
-    """Train in virtual time, in memory.
+    """Train in virtual time, in memory. The seed governs all that is drawn: the first model, who has which samples,
+    what happens to the clients, their batches. `Task(seed=...)` and `Population.of(seed=...)` fix their own part of it;
+    `result.population` is what the run had.
 
     >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
     >>> result.measures["test_accuracy"], result.audit.never_heard
@@ -148,10 +161,38 @@ def execute(
     from the newest whole checkpoint and ends with the same bits as a run that was never interrupted. An earlier run in
     the folder is only replaced with `overwrite`. `configuration` is kept as `config.toml`. `kind` makes the
     server that carries it out."""
+    if folder is None:
+        if resume:
+            raise UserError("resume: only a run in a folder can be resumed")
+        return _execute(experiment, None, checkpoint_every, False, observers, kind)
+    run = RunFolder(folder)
+    with locked(folder):
+        if not resume:
+            run.make(overwrite)
+        try:
+            return _execute(experiment, run, checkpoint_every, resume, observers, kind, configuration)
+        except Exception:
+            if not run.has_checkpoint:
+                run.undo()
+            raise
+
+
+def _execute(
+    experiment: Experiment,
+    run: RunFolder | None,
+    checkpoint_every: int,
+    resume: bool,
+    observers: Sequence[Observer],
+    kind: Callable[..., Server],
+    configuration: str | None = None,
+) -> Result:
+    folder = None if run is None else run.path
+    remarks = [] if run is None or not resume else examine("resume", run.path, _RESUMED)
     history, audit, efficiency = History(folder), Audit(), Efficiency()
     checkpoints = log = None
     if folder is not None:
-        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, experiment.fingerprint)
+        names = experiment.fingerprint, run, experiment.former
+        checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, *names)
         log = Log(folder / "log.txt")
     server = kind(
         experiment.task,
@@ -181,28 +222,32 @@ def execute(
             )
         watch = Watch(experiment.screening, None if folder is None else folder / "detectors")
         server.observers.append(watch)
-    if resume:
-        lost = _restore(server, history, checkpoints)
+    if checkpoints is not None and resume:
+        lost = _restore(server, history, checkpoints, remarks)
         for account in accounts.values():
             account.lose(lost)
-    elif folder is not None:
-        _new_folder(folder, overwrite)
-    if folder is not None:
-        (folder / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
+    if run is not None:
+        run.seal(without=_RESUMED)
+        (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
-            write_text(folder / "config.toml", configuration)
-        write_text(folder / "plan.json", as_json_text(server.plan.as_dict()))
+            write_text(run.path / "config.toml", configuration)
+        write_text(run.path / "plan.json", as_json_text({**server.plan.as_dict(), "format": FORMAT}))
+        run.seal()
     try:
         server.run()
     except UserError:
-        if folder is not None and not resume and server.version == 0:
-            shutil.rmtree(folder)  # nothing half-written
+        if run is not None and server.version == 0:
+            run.undo()
         raise
     spent = {} if energy is None else energy.findings
     privacy = open_noise | {kind: account.findings for kind, account in accounts.items()}
     result = Result(server, history, audit.findings, efficiency.findings | spent, sensitivity, watch, privacy)
-    if folder is not None:
-        _write_result(result, folder)
+    if run is not None:
+        _write_result(result, run.path)
+        if sensitivity is not None:
+            record_end(run.path, sensitivity)
+        run.seal(finished=True)
+        run.settle()
     return result
 
 
@@ -211,6 +256,9 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
         raise UserError(f"resume: clients of {folder} were forgotten; going on would train with them again")
     if experiment.unlearning is None or not experiment.unlearning.track:
         return None
+    check_forgettable(experiment.algorithm, experiment.task, experiment.population)
+    if resume and folder is not None:
+        check_resumable(folder)
     return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
 
 
@@ -218,15 +266,16 @@ def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
     """On resume, the choices recorded when the run began; where it is computed is chosen anew."""
     if not resume or folder is None or not (folder / "plan.json").exists():
         return plan
-    recorded = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    recorded.pop("torch")
-    return replace(Plan(**recorded), address=plan.address, workers=plan.workers)
+    recorded = read_json(folder / "plan.json")
+    try:
+        known = Plan(**{part.name: recorded[part.name] for part in fields(Plan)})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"resume: {folder / 'plan.json'} is not the plan of a run; restore it") from error
+    return replace(known, address=plan.address, workers=plan.workers)
 
 
-def _restore(server: Server, history: History, checkpoints: Checkpoints | None) -> int:
-    """Returns how many rounds may have been computed and lost."""
-    if checkpoints is None:
-        raise UserError("resume: only a run in a folder can be resumed")
+def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks: Sequence[str]) -> int:
+    """Returns how many rounds may have been computed and lost. `remarks` name files that are written again."""
     if not checkpoints.any():
         history.clear()
         server.log("restarted", why="no checkpoint had been written")
@@ -234,6 +283,8 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints | None) 
     passed_over = checkpoints.load(server)
     for sentence in passed_over:
         server.log("damaged_checkpoint", what=sentence)
+    for sentence in remarks:
+        server.log("damaged_file", what=f"{sentence}; what its checkpoint allows is computed again")
     server.log("resumed")
     return checkpoints.every * (1 + len(passed_over))
 
@@ -241,27 +292,12 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints | None) 
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from safetensors.torch import save_file
 
     state = {name: value.contiguous() for name, value in result.state_dict().items()}
-    write_durably(folder / "model.safetensors", lambda path: save_file(state, path))
+    write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
     audit = result.audit
     columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
     summary = {**result.summary(), "clients": columns}
     write_text(folder / "result.json", as_json_text(summary))
-
-
-def _new_folder(folder: Path, overwrite: bool) -> None:
-    """A new, empty folder for a run; an old run is only replaced when asked for, and nothing else ever is."""
-    if folder.exists() and any(path.suffix != ".partial" for path in folder.iterdir()):
-        if not overwrite:
-            raise UserError(
-                f"run.name: {folder} already holds a run; choose another run.name, pass --overwrite to replace it, "
-                f"or continue it with: turnout resume {folder}"
-            )
-        if not (folder / "plan.json").exists():
-            raise UserError(f"run.name: {folder} is not empty and not a run; it is not overwritten")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from turnout import config
-from turnout.command import print_json
-from turnout.display import client_columns, failed, show_summary
+from turnout.command import print_json, remark
+from turnout.display import client_columns, failed, out, show_summary
+from turnout.observe.observer import Event, Observer
 from turnout.report_cli import leave_report
 from turnout.run import Experiment, execute
+from turnout.run_folder import free_name
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
+from turnout.unlearning.ended import log_of
 from turnout.watching import NOBODY, Watching
+
+
+def is_named(overrides: list[str] | None) -> bool:
+    """Whether the command line says what a run is called."""
+    return any(text.strip().startswith("run.name=") for text in overrides or [])
+
+
+def where(settings: config.RunSettings, complete: config.Settings, named: bool) -> tuple[config.RunSettings, Path]:
+    """Choose the folder of a new run: the next free one, unless its name was given."""
+    folder = Path(settings.folder) / settings.name
+    if not named:
+        folder = free_name(folder)
+        complete["run"]["name"] = folder.name
+    return replace(settings, name=folder.name), folder
+
+
+class Remarks(Observer):
+    """Say on stderr what was found damaged, beside the log."""
+
+    def on_event(self, server: Server, event: Event) -> None:
+        if event.kind in ("damaged_checkpoint", "damaged_file", "restarted"):
+            remark(str(fact) for fact in event.facts.values())
 
 
 def carry_out(
@@ -38,7 +64,7 @@ def carry_out(
             resume=resume,
             overwrite=overwrite,
             configuration=config.as_toml(complete),
-            observers=[*trackers, *([screen] if screen else [])],
+            observers=[Remarks(), *trackers, *([screen] if screen else [])],
             kind=kind,
         )
     if settings.report:
@@ -48,5 +74,8 @@ def carry_out(
         print_json({"run": str(folder), **summary})
     else:
         show_summary(folder, {**summary, "clients": client_columns(result.audit)})
+        if result.sensitivity is not None:
+            hint = f"Last hash of what the run left, for turnout.unlearning.verify --head: {log_of(folder).head}"
+            out.print(hint, highlight=False, markup=False, soft_wrap=True)
     if failed(summary):
         raise typer.Exit(1)

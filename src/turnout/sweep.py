@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import tomllib
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Literal
 
 from turnout import config
-from turnout.choices import Values, several
+from turnout.choices import MOST, Values, several
 from turnout.compare import Target
 from turnout.errors import UserError
+from turnout.files import read_toml
 from turnout.run import execute
 from turnout.workers import Failed, share, share_on_cluster
 
 State = Literal["new", "unfinished", "finished"]
 SHORT = {"seed": "run.seed", "lr": "local.lr"} | {section: f"{section}.name" for section in config.SECTIONS}
-_MOST_LETTERS = 120  # of a folder's name
+_MOST_BYTES = 120  # of a folder's name
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ def combinations(source: str, words: Sequence[str], target: Target | None = None
     for option in ("run.name", "run.folder"):
         if len(choices.get(option, ("",))) > 1:
             raise UserError(f"{option}: a sweep has one folder; the runs in it are named by their values")
+    many = math.prod(len(values) for values in choices.values())
+    if many > MOST:
+        raise UserError(f"sweep: {many} combinations are more than {MOST}; give fewer values")
     return [_combination(source, choices, values, target) for values in itertools.product(*choices.values())]
 
 
@@ -90,7 +95,7 @@ def _folder_name(values: dict[str, str]) -> str:
     """`algorithm=fedavg,seed=0`; what a folder's name cannot say ends with a digest of it."""
     long = {full: short for short, full in SHORT.items()}
     written = ",".join(f"{long.get(option, option)}={value}" for option, value in values.items()) or "run"
-    name = re.sub(r"[^\w.+=,-]+", "_", written)[:_MOST_LETTERS]
+    name = re.sub(r"[^\w.+=,-]+", "_", written).encode()[:_MOST_BYTES].decode(errors="ignore")
     return name if name == written else f"{name}-{hashlib.sha256(written.encode()).hexdigest()[:6]}"
 
 
@@ -100,7 +105,7 @@ def _state(folder: Path, text: str) -> State:
         raise UserError(f"run.name: {folder.parent} holds a single run; choose another run.name for the sweep")
     if not (folder / "config.toml").exists():
         return "new"
-    before, wanted = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")), tomllib.loads(text)
+    before, wanted = read_toml(folder / "config.toml"), tomllib.loads(text)
     if config.fingerprint(before) != config.fingerprint(wanted):
         raise UserError(f"run.name: {folder} holds a run of another configuration; choose another run.name")
     return "finished" if before == wanted and (folder / "result.json").exists() else "unfinished"

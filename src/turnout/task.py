@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -14,10 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from turnout import random
+from turnout.cohort.examine import draws_nothing, examine, largest, reason
 from turnout.cohort.flat import Layout
+from turnout.dropout import KeyedDropout, key_dropout
 from turnout.errors import UserError, unknown
 from turnout.models import LSTM, find_batchnorm
-from turnout.random import GOLDEN, mix
+from turnout.random import mix
 
 SampleFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> [B]
 
@@ -62,47 +63,6 @@ LOSSES: dict[str, tuple[SampleFunction, dict[str, SampleFunction]]] = {
     "hinge": (_hinge, {"accuracy": _sign_accuracy}),
     "squared_hinge": (_squared_hinge, {"accuracy": _sign_accuracy}),
 }
-
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of a key and the position in the batch, so that a client draws the same mask
-    whoever trains beside it. The key arrives as a buffer through `functional_call`."""
-
-    key: Tensor
-
-    def __init__(self, probability: float, channels: bool) -> None:
-        super().__init__()
-        self.probability = probability
-        self.channels = channels  # drop whole channels, as nn.Dropout2d does
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
-            return x
-        return x * self.kept(x.shape, self.key) / (1 - self.probability)
-
-    def kept(self, shape: Sequence[int], key: Tensor) -> Tensor:
-        """`[*key.shape, *shape]` which numbers of a batch are kept; channels that go as a whole have sides of 1."""
-        shape = (*shape[:2], *(1 for _ in shape[2:])) if self.channels else tuple(shape)
-        draws: Tensor = mix(key[..., None] + torch.arange(1, math.prod(shape) + 1, device=key.device) * GOLDEN)
-        kept: Tensor = ((draws >> 40) & 0xFFFFFF) >= round(self.probability * (1 << 24))
-        return kept.view(*key.shape, *shape)
-
-
-def _key_dropout(module: nn.Module, prefix: str = "") -> None:
-    for name, child in module.named_children():
-        path = f"{prefix}{name}"
-        if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise UserError(f"model: layer {path} is {type(child).__name__}, which cannot be replayed; use nn.Dropout")
-        if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            setattr(module, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
-        elif isinstance(own := getattr(child, "dropout", None), float) and own > 0:
-            raise UserError(
-                f"model: layer {path} draws its own dropout, which cannot be replayed; set its dropout to 0 "
-                "and add an nn.Dropout layer"
-            )
-        else:
-            _key_dropout(child, f"{path}.")
 
 
 RECURRENT = (nn.RNNBase, LSTM)
@@ -159,27 +119,44 @@ def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]
     return outputs, seen
 
 
+def _tensor(outputs: Any) -> Tensor:
+    if not isinstance(outputs, Tensor) or not outputs.ndim:
+        kind = "one number" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise UserError(
+            f"model: it returns {kind}, and the loss compares one tensor with a row a sample; "
+            "wrap it in a module that returns that tensor alone"
+        )
+    return outputs
+
+
 class Task:
     """Model + per-sample loss + metrics.
 
     >>> task = Task(torch.nn.Linear(64, 10), loss="cross_entropy")
     >>> losses = task.losses(task.initial, inputs, targets)         # [B]
 
-    `model` is a module, or a function without arguments that builds one (then `seed` fixes its initial weights).
-    `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns one value a sample.
+    `model` is a module, or a function without arguments that builds one (then its first weights are drawn by the seed
+    of the run, unless `seed` is given). `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns
+    one value a sample, or one for the batch. It may look at all samples of the batch.
     """
+
+    coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
+    alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    _build: Callable[[], nn.Module] | None = None
+    _seed, _seed_given = 0, False
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
         metrics: Mapping[str, SampleFunction] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
-        self._build, self._seed = None if isinstance(model, nn.Module) else model, seed
+        self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
+            self._build = model
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.manual_seed(self._seed)
                 model = model()
         offender = find_batchnorm(model)
         if offender is not None:
@@ -188,7 +165,7 @@ class Task:
                 "convert the model once with turnout.models.batchnorm_to_groupnorm(model)"
             )
         self.module = copy.deepcopy(model)
-        _key_dropout(self.module)
+        key_dropout(self.module.train())
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise unknown("task.loss", loss, LOSSES)
@@ -217,12 +194,22 @@ class Task:
         moved.initial = self.initial.to(device=device, dtype=dtype)
         return moved
 
+    def seeded(self, seed: int) -> Task:
+        """The same task, whose first weights are drawn by the seed of a run, unless they or their seed were given."""
+        build = self._build
+        if build is None or self._seed_given or seed == self._seed:
+            return self
+        drawn = Task(build, self.loss, self.metrics, seed).to(self.initial.device, self.initial.dtype)
+        task = copy.copy(self)
+        task.module, task.initial, task._seed = drawn.module, drawn.initial, seed
+        return task
+
     def starting_from(self, model: Tensor) -> Task:
         """The same task, whose training begins with these parameters `[P]`."""
         if model.shape != self.initial.shape:
             raise UserError(f"task: {len(model)} parameters to start from, the model has {self.size}")
         started = copy.copy(self)
-        started.initial = model.clone().to(self.initial.device)
+        started.initial, started._seed_given = model.clone().to(self.initial.device), True
         return started
 
     @property
@@ -275,9 +262,8 @@ class Task:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
         if self.bfloat16:
             with torch.autocast(inputs.device.type, torch.bfloat16):
-                return cast(Tensor, functional_call(self.module, named, (inputs,))).float()
-        outputs: Tensor = functional_call(self.module, named, (inputs,))
-        return outputs
+                return _tensor(functional_call(self.module, named, (inputs,))).float()
+        return _tensor(functional_call(self.module, named, (inputs,)))
 
     def features(self, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
         """`[B, ...]` what a layer gives (the last time it is asked) before what follows it, in evaluation mode; of a
@@ -292,6 +278,11 @@ class Task:
     def layer(self, name: str) -> nn.Module:
         """The layer of that name; the empty name is the model itself."""
         return find_layer(self.module, name)
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the tensors that every pass is given; the module keeps the others."""
+        return {*self.layout.names, *self._dropout}
 
     @property
     def first_linear(self) -> str:
@@ -314,37 +305,44 @@ class Task:
             leaf = params.detach().requires_grad_()
             return torch.autograd.grad(objective(leaf), leaf)[0]
 
-    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def measures(self, outputs: Tensor, targets: Tensor, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
         """`[B]` loss and metrics of each sample, by name."""
         functions = {"loss": self.loss, **self.metrics}
-        return {name: function(outputs, targets) for name, function in functions.items()}
+        return {name: function(outputs, targets) for name, function in functions.items() if name not in leave_out}
+
+    def examine(self, inputs: Tensor, targets: Tensor) -> int:
+        """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
+        with draws_nothing("model: its forward pass in evaluation mode", inputs.device):
+            total = self.activations(largest(inputs))
+        measures, self.coupled, self.alone = examine(self, inputs, targets)
+        self.loss = measures.pop("loss")
+        self.metrics = measures
+        return total
 
     @torch.no_grad()
-    def activations(self, sample: Tensor, target: Tensor) -> int:
-        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that model and loss accept the data."""
-        total, shapes = 0, {}
+    def activations(self, sample: Tensor) -> int:
+        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts it."""
+        total, shapes = 0, dict[str, tuple[int, ...]]()
 
         def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
             nonlocal total
             total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
             features = _features(layer, output)
+            shapes.pop(name, None)  # in the order of the last calls
             if features is not None:
                 shapes[name] = tuple(features.shape[1:])
 
         hooks = [layer.register_forward_hook(partial(count, name)) for name, layer in self.module.named_modules()]
         try:
-            outputs = self.outputs(self.initial, sample)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            shape, reason = tuple(sample.shape[1:]), str(error).splitlines()[0]
-            raise UserError(f"model: it cannot process an input of shape {shape}: {reason}") from error
+            self.outputs(self.initial, sample)
+        except UserError:
+            raise
+        except Exception as error:
+            shape = tuple(sample.shape[1:])
+            raise UserError(f"model: it cannot process an input of shape {shape}: {reason(error)}") from error
         finally:
             for hook in hooks:
                 hook.remove()
-        try:
-            self.loss(outputs, target)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            compared = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(target.shape[1:])}"
-            raise UserError(f"task.loss: it cannot compare {compared}: {str(error).splitlines()[0]}") from error
         self.layer_shapes = shapes
         return total
 

@@ -101,6 +101,15 @@ def test_nova_is_fedavg_when_work_is_equal() -> None:
     assert nova.model == pytest.approx(simulate(FedAvg(steps(4, 0.1), MD(2)), people, 8).model, rel=1e-14)
 
 
+@pytest.mark.parametrize("options", [{"normalise": "responders"}, {"wait_for": 2}])
+def test_nova_makes_up_for_the_silent_as_fedavg_does(options: dict[str, Any]) -> None:
+    devices = turnout.devices.lognormal(1.0, 0.5)
+    people = clients(OPTIMA, EXAMPLE_A, CURVATURES, crashes=turnout.Crashes(0.4), devices=devices)
+    results = [simulate(kind(steps(4, 0.1), Full(), **options), people, 8).model for kind in (FedNova, FedAvg)]
+    assert results[0] == pytest.approx(results[1], rel=1e-13)
+    assert results[0] != pytest.approx(simulate(FedNova(steps(4, 0.1), Full()), people, 8).model, rel=1e-3)
+
+
 def test_nova_observed_mean() -> None:
     """client-sampling.md 3.12: with `observed`, a_bar = sum omega a / sum omega, here the same as sum p a."""
     people = clients(OPTIMA, EXAMPLE_A)

@@ -87,19 +87,38 @@ def test_only_the_body_travels_and_only_the_head_is_kept() -> None:
     assert HeadSGD(0.1).state_shapes(result.server.task) == {"head": (27,), "started": ()}
 
 
-def test_the_head_is_the_last_linear_layer_or_the_last_there_is() -> None:
-    class Conv(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x)).flatten(1)
-
+def test_the_head_is_the_last_linear_layer() -> None:
     assert HeadSGD(0.1).private(TASK) == [False, False, True, True]
-    assert HeadSGD(0.1).private(Task(Conv())) == [False, False, True, True]
     nested = Task(nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)), nn.Sequential(nn.Linear(4, 3))))
     assert HeadSGD(0.1, head="0.1,1").private(nested) == [False, False, True, True, True, True]
+
+
+class HeadFirst(nn.Module):
+    """Defined in another order than called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 3), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).tanh())
+        return out
+
+
+def test_the_last_is_that_of_a_pass() -> None:
+    result = run(FedPer(local(), Full()), task=Task(HeadFirst), people=population())
+    assert HeadSGD(0.1).private(result.server.task) == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedRep])
+def test_a_model_without_a_linear_layer_has_no_head_until_it_is_named(kind: type[FedPer]) -> None:
+    """A normalisation or a bare parameter that comes last is no head."""
+    model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten(), nn.LayerNorm(3))
+    with pytest.raises(
+        UserError, match=r"algorithm\.head: the model has no fully connected layer; name .*, of 0, 1, 2, 3"
+    ):
+        run(kind(local(), Full()), task=Task(model), people=population())
+    run(kind(local(), Full(), head="1,3"), task=Task(model), people=population())
 
 
 def test_a_layer_is_not_taken_for_another_that_begins_alike() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turnout.report import page
+from turnout.report import page, read
 
 Open = Callable[..., Any]
 invented = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "report.py"))["invented"]
@@ -38,7 +38,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders += [invented(place / f"other-{name}", 60, 40, 10, seed=9, algorithm=name) for name in names]
     long = invented(place / "long", 10_000, 1_000, 100)
     made = {"one": folders[:1], "ten": folders, "long": [long]}
-    return {name: page.write(runs, place / f"{name}.html") for name, runs in made.items()}
+    return {name: page.write(list(map(read.recorded, runs)), place / f"{name}.html") for name, runs in made.items()}
 
 
 @pytest.fixture

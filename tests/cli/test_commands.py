@@ -22,6 +22,7 @@ from turnout import cli, config, datasets, registry
 from turnout.observe.history import History
 from turnout.observe.observer import Round
 from turnout.run import execute
+from turnout.run_folder import reseal
 from turnout.server.server import Server
 
 ENTRY = (sys.executable, "-c", "from turnout.cli import app; app()")  # what the installed command does
@@ -157,7 +158,7 @@ def test_run_folder(terminal: Terminal) -> None:
     folder = terminal.run("a")
     assert {path.name for path in folder.iterdir()} == {
         "config.toml", "plan.json", "history", "jobs", "checkpoints", "clients.parquet", "model.safetensors",
-        "result.json", "log.txt", "report.html",
+        "result.json", "log.txt", "report.html", "manifest.json",
     }  # fmt: skip
     served = pq.read_table(folder / "clients.parquet")
     assert served.column("client").to_pylist() == list(range(100))
@@ -288,6 +289,7 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
     folder = interrupted(terminal, 6)
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**plan, "engine": "sequential", "memory_mib": 77}))
+    reseal(folder, "plan.json")
     plans: list[turnout.Plan] = []
 
     def watched(*args: Any, **options: Any) -> turnout.Result:
@@ -329,17 +331,20 @@ def test_no_checkpoint_can_be_read(terminal: Terminal) -> None:
     folder = interrupted(terminal, 7)
     for path in (folder / "checkpoints").iterdir():
         path.write_bytes(b"")
-    assert terminal.refused("resume", "runs/a").startswith("resume: no checkpoint in runs/a/checkpoints can be read")
+    assert terminal.refused("resume", "runs/a").startswith("resume: no checkpoint in runs/a/checkpoints can be used")
 
 
 def test_checkpoint_of_another_configuration(terminal: Terminal) -> None:
     folder = interrupted(terminal, 6)
     path = folder / "config.toml"
     path.write_text(path.read_text().replace("lr = 0.3", "lr = 0.4"))
+    assert terminal.refused("resume", "runs/a").startswith("resume: runs/a/config.toml is damaged: it is not what was")
+    reseal(folder, "config.toml")
     saved = sorted((folder / "checkpoints").iterdir())
     assert "it was written with another configuration" in terminal.refused("resume", "runs/a")
     assert sorted((folder / "checkpoints").iterdir()) == saved
     path.write_text(path.read_text().replace("lr = 0.4", "lr = 0.3"))
+    reseal(folder, "config.toml")
     terminal.done("resume", "runs/a")
 
 
@@ -356,7 +361,8 @@ def test_resume_of_a_run_that_had_not_begun(terminal: Terminal) -> None:
     folder = interrupted(terminal, 1)
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
-    (folder / "plan.json").unlink()
+    for name in ("plan.json", "manifest.json"):
+        (folder / name).unlink()
     assert "turnout resume" in terminal.done("inspect", "runs/a").out
     assert terminal("resume", "runs/a").code == 0
 

@@ -15,6 +15,7 @@ from turnout.compare import Target, compare
 from turnout.observe.progress import duration
 from turnout.report.page import MARK
 from turnout.report.read import recorded
+from turnout.run_folder import reseal
 
 QUIET = (*QUICK, "run.report=false")
 
@@ -119,6 +120,7 @@ def test_a_loss_is_to_fall() -> None:
 
 def test_unfinished(terminal: Terminal, runs: Path) -> None:
     (runs / "a2" / "result.json").unlink(missing_ok=True)
+    reseal(runs / "a2")
     shown = terminal.done("compare", str(runs / "b"), str(runs / "a2")).out
     assert "unfinished" in shown
     (row,) = compare([recorded(runs / "a2")])

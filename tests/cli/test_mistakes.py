@@ -55,6 +55,8 @@ MISTAKES = {
     "unknown section": (["runs.rounds=3"], "section: unknown name 'runs'; did you mean run?"),
     "unknown option": (["local.learning_rate=1"], "local.learning_rate: unknown option; allowed: lr"),
     "sampler without a use": (["algorithm.name=fedfix", "sampler.clients_per_round=3"], "decides by itself who is"),
+    "sampler of one client": (["algorithm.name=centralised", "sampler.name=md"], "decides by itself who is"),
+    "option without a use": (["algorithm.name=mifa", "algorithm.normalise=responders"], "would change nothing in Mifa"),
     "misspelt option": (["sampler.client_per_round=3"], "sampler.client_per_round: unknown option; did you mean"),
     "wrong type": (["run.rounds=soon"], "run.rounds: 'soon' is not a whole number"),
     "wrong list": (["clients.importance=[1, true, x]"], "'[1, true, x]' is not samples, equal or a list of numbers"),

@@ -30,6 +30,14 @@ def test_plan_then_forget(terminal: Terminal, run: Path) -> None:
     assert plan["stored_bytes"]["thinned"] <= plan["stored_bytes"]["all"]
     words = terminal.done("unlearn", "runs/tracked", "--client", "2", "--dry-run").out
     assert f"roll back to round {plan['rollback'][1]} of branch 0" in words
+    assert "Its retraining would take 3 rounds at most: " in words
+    assert plan["cost"]["rounds"] == 3
+    assert plan["cost"]["bytes_down"] > plan["cost"]["virtual_seconds"] > 0
+    less = terminal.done(
+        "unlearn", "runs/tracked", "--client", "2", "--rounds", "1", "--target", "0.5", "--dry-run", "--json"
+    ).json()
+    assert (less["cost"]["rounds"], less["cost"]["target"]) == (1, 0.5)
+    assert less["cost"]["bytes_up"] == pytest.approx(plan["cost"]["bytes_up"] / 3)
     done = terminal.done(
         "unlearn", "runs/tracked", "--client", "2", "--client", "4", "--noise-seed", "1", "--json"
     ).json()
@@ -48,6 +56,23 @@ def test_plan_then_forget(terminal: Terminal, run: Path) -> None:
     assert "going on would train with them again" in terminal.refused("resume", "runs/tracked")
 
 
+def test_a_run_that_was_not_tracked_forgets_from_scratch(terminal: Terminal) -> None:
+    run = terminal.run("plain", "clients.count=6", "sampler.name=full")
+    words = ("unlearn", "runs/plain", "--client", "2", "--from-scratch")
+    assert terminal.done(*words, "--dry-run", "--json").json()["rollback"] == [0, 0]
+    assert not (run / "unlearning").exists()
+    done = terminal.done(*words, "--rounds", "2", "--json").json()
+    assert (done["guarantee"]["epsilon"], done["retraining"]["rounds"]) == (0, 2)
+    assert verify.problems(run) == []
+    assert "--sigma: 1.0 with --from-scratch" in terminal.refused(*words, "--sigma", "1")
+
+
+def test_the_hash_to_keep_is_printed(terminal: Terminal) -> None:
+    words = terminal.done("run", "digits", "run.rounds=1", "run.name=kept", *TRACKED).out
+    head = words.split("--head: ")[1].split()[0]
+    assert verify.problems(terminal.here / "runs" / "kept", head) == []
+
+
 def test_refused(terminal: Terminal, run: Path) -> None:
     def sentence(*words: str) -> str:
         return terminal.refused("unlearn", "runs/tracked", *words)
@@ -56,6 +81,7 @@ def test_refused(terminal: Terminal, run: Path) -> None:
     assert "nobody would remain" in sentence(*(word for client in range(6) for word in ("--client", str(client))))
     assert sentence("--client", "1", "--sigma", "-1") == "unlearning.sigma: -1.0 must be a number of at least 0"
     assert sentence("--client", "1", "--delta", "2") == "unlearning.delta: 2.0 must be between 0 and 1"
+    assert sentence("--client", "1", "--rounds", "0") == "--rounds: 0 must be at least 1"
     assert not (run / "unlearning").exists()
     terminal.run("plain", "clients.count=6", "sampler.name=full")
     assert "was not tracked" in terminal.refused("unlearn", "runs/plain", "--client", "1")

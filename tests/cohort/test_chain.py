@@ -104,7 +104,7 @@ def test_wide_layers_are_never_formed_and_it_makes_no_difference(loss: Any, vers
 
 def test_which_layers_are_worth_it() -> None:
     task, (inputs, _) = Task(wide, "mse"), pool()
-    task.activations(inputs[:1], torch.zeros(1, 90))
+    task.activations(inputs[:1])
     chain = Chain.of(task, "patches")
     assert chain is not None
     layers = task.layers(task.initial[None])
@@ -160,8 +160,8 @@ def test_other_models_are_left_to_automatic_differentiation(model: Callable[[], 
     def loss(outputs: Tensor, _: Tensor) -> Tensor:
         return outputs.flatten(1).square().mean(1)
 
-    task, (inputs, targets) = Task(model, loss), pool()
-    task.activations(inputs[:1], targets[:1])
+    task, (inputs, _) = Task(model, loss), pool()
+    task.activations(inputs[:1])
     assert Chain.of(task, "patches") is None
     assert trained(model, Plan(threads=1), loss).isfinite().all()
 
@@ -211,7 +211,7 @@ def both(model: Callable[[], nn.Module]) -> tuple[PlainSGD, GraphedSGD]:
     """The same on a CPU and as on CUDA."""
     task, (inputs, targets) = Task(model, seed=2).to("cpu", torch.float64), pool()
     inputs = inputs.double()
-    task.activations(inputs[:1], targets[:1])
+    task.activations(inputs[:1])
     return PlainSGD(task, inputs, targets, ASIDE), GraphedSGD(task, inputs, targets, ASIDE)
 
 
@@ -358,7 +358,7 @@ def test_the_fastest_form_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(trial, "_seconds", seconds)
     plan, (inputs, targets), task = Plan("cuda"), pool(), Task(pooled)
-    task.activations(inputs[:1], targets[:1])
+    task.activations(inputs[:1])
     assert trial.convolution(task, inputs, targets, plan) == "grouped"
     assert "patches" in tried and "client_by_client" not in tried
     tried.clear()
@@ -377,7 +377,7 @@ def test_no_trial_where_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPat
     other = Task(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(100, 3)))
     task, flat = Task(pooled), Task(models.mlp(98, [5], 3))
     for each in (task, other, flat):
-        each.activations(inputs[:1], targets[:1])
+        each.activations(inputs[:1])
     cuda = Plan("cuda")
     for one, plan in ((task, Plan()), (other, cuda), (flat, cuda), (Task(pooled), Plan("cuda", kernels="general"))):
         assert trial.convolution(one, inputs, targets, plan) == "client_by_client"

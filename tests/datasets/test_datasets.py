@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_files import Refused
 
+from turnout import FedAvg, Full, LocalSGD, Population, Ragged, Task, UserError, simulate
 from turnout.datasets import load, loader, names
+from turnout.datasets.dataset import Dataset
 
 NAMES = [
     *("airfoil", "boston", "breast_cancer", "cifar10", "cifar100", "csv_table", "diabetes", "digits", "fashion_mnist"),
@@ -93,3 +96,27 @@ def test_a_wrong_name_option_or_value_is_one_sentence(
 def test_numpy_numbers_are_options_too() -> None:
     assert load("quadratics", optima=np.arange(3.0), samples=np.int64(2), seed=np.int64(-1)).inputs.shape == (6, 1)
     assert len(load("digits", seed=np.int64(5), test_fraction=np.float32(0.5))) == 899
+
+
+@pytest.mark.parametrize("target", [np.int32, np.uint8, bool, np.float64])
+def test_numpy_arrays_are_samples_too(target: Any) -> None:
+    """They become float32 and int64, also views and read-only ones, and train to the bits of tensors."""
+    inputs = np.linspace(-1, 1, 120).reshape(5, 24).T[::-1]
+    targets = (inputs[:, :1] > 0).astype(target)
+    inputs.setflags(write=False)
+    dataset = Dataset("mine", inputs, targets, None, inputs, targets)
+    kind = torch.float32 if target is np.float64 else torch.int64
+    assert (dataset.inputs.dtype, dataset.targets.dtype) == (torch.float32, kind)
+    assert dataset.test_inputs is not None and dataset.test_inputs.equal(dataset.inputs)
+    rows, task = Population.of(dataset, clients=3).train, Task(lambda: torch.nn.Linear(5, 1), "mse")
+    people = Population(inputs, targets, rows), Population(dataset.inputs, dataset.targets, rows)
+    one, other = (simulate(task, each, FedAvg(LocalSGD(0.1, batch_size=4), Full()), 1).model for each in people)
+    assert one.equal(other)
+
+
+@pytest.mark.parametrize("bad", [np.array(["a", "b"]), np.array([1j, 2j]), [None, 1], "ab"])
+def test_what_is_no_number_is_no_sample(bad: Any) -> None:
+    with pytest.raises(UserError, match=r"dataset mine: targets are .*; give a tensor or an array of numbers"):
+        Dataset("mine", torch.zeros(2, 1), bad, 2)
+    with pytest.raises(UserError, match=r"population: inputs are .*; give a tensor or an array of numbers"):
+        Population(bad, torch.zeros(2), Ragged(np.array([0, 2]), np.arange(2)))

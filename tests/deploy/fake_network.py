@@ -10,11 +10,16 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 import support
 from turnout import Algorithm, Evaluation, Experiment, Plan, Population, Stopping, Task
@@ -59,31 +64,58 @@ class Events(Observer):
         return [event.facts for event in self.all if event.kind == kind]
 
 
-class FakeGrid(Grid):
+class FakeLink:
+    """What a SuperLink keeps of replies: parts by name, as clients have sent them. `spoil` may change them."""
+
+    def __init__(self, arrived: Callable[[], list[Message]]) -> None:
+        self.arrived = arrived
+        self.parts: dict[str, bytes] = {}
+        self.spoil: Callable[[Message, str, dict[str, bytes]], str] = lambda _reply, root, _parts: root
+
+    def PullMessages(self, _: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+        """What has arrived by now: a careless SuperLink, which does not look at what was asked for."""
+        answer = PullAppMessagesResponse()
+        for reply in self.arrived():
+            parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+            root = self.spoil(reply, reply.object_id, parts)
+            self.parts |= parts
+            about = message_to_proto(remove_content_from_message(reply))
+            about.metadata.message_id = root
+            answer.messages_list.append(about)
+            answer.message_object_trees.append(
+                ObjectTree(object_id=root, children=[ObjectTree(object_id=name) for name in parts if name != root])
+            )
+        return answer
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        part = self.parts.get(request.object_id)
+        return PullObjectResponse(object_found=part is not None, object_available=part != b"", object_content=part)
+
+    def ConfirmMessageReceived(self, _: ConfirmMessageReceivedRequest) -> None:  # noqa: N802
+        pass
+
+
+class FakeGrid(HttpGrid):
     """`tamper` may put any replies in the place of an honest one; `None` as a list of replies is silence."""
 
     def __init__(self, workers: list[Worker], clock: Clock, seconds: tuple[float, ...] = SECONDS) -> None:
+        super().__init__(token="none")
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+        self.link = FakeLink(self._arrived)
         self.workers, self.clock, self.seconds = workers, clock, seconds
         self.connected = dict.fromkeys(range(len(workers)), True)
         self.strangers: list[NodeInfo] = []
         self.tamper: Callable[[int, Message, Message], list[Message]] = lambda _client, _asked, reply: [reply]
+        self.tampers_with_measures = False
         self.asked: list[tuple[int, Message]] = []  # to train, in order
         self._waiting: list[tuple[float, int, Message]] = []
         self._free_at = [0.0] * len(workers)
         self._sent = 0
         self._run = Run.create_empty(1)
 
-    run = property(lambda self: self._run)
-
-    def set_run(self, run: Run) -> None:
-        self._run = run
-
-    def create_message(self, *args: Any, **options: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [node.node_id for node in self.get_nodes()]
+    @property
+    def _runtime_client(self) -> Any:
+        return self.link
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         here = [i for i, connected in self.connected.items() if connected]
@@ -110,21 +142,17 @@ class FakeGrid(Grid):
         except Exception as error:
             content = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error))
         reply = Message(content, reply_to=message)
-        for each in self.tamper(client, message, reply) if training else [reply]:
+        for each in self.tamper(client, message, reply) if training or self.tampers_with_measures else [reply]:
             self.deliver(each, done)
 
     def deliver(self, reply: Message, at: float) -> None:
         heapq.heappush(self._waiting, (at, len(self._waiting) + self._sent * 1000, reply))
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """What has arrived by now: a careless SuperLink, which does not look at what was asked for."""
+    def _arrived(self) -> list[Message]:
         found = []
         while self._waiting and self._waiting[0][0] <= self.clock.now:
             found.append(heapq.heappop(self._waiting)[2])
         return found
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
 
 def key_of(client: int) -> str:
@@ -158,7 +186,8 @@ class World:
 
     def enrol(self, members: tuple[bool, ...] = (True,) * len(SIZES)) -> None:
         rows = zip(SIZES, members, strict=True)
-        clients = [Enrolled(key_of(i), size, None, member) for i, (size, member) in enumerate(rows)]
+        tests = self.population.test.counts.tolist() if self.population.test is not None else [None] * len(SIZES)
+        clients = [Enrolled(key_of(i), size, None, member, tests[i]) for i, (size, member) in enumerate(rows)]
         enrol.write(self.folder / "clients.toml", clients)
 
     def server(self, rounds: int = 6, every: int = 5, resume: bool = False, **settings: Any) -> Deployment:

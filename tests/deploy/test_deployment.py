@@ -3,13 +3,14 @@ and as in a replay where it is not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fake_network import SECONDS, SIZES, World
+from fake_network import FIRST_NODE, SECONDS, SIZES, World
+from flwr.app import Message
 
 import support
 from turnout import Algorithm, CAFed, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
@@ -40,7 +41,7 @@ def test_replay_gives_the_same_model(name: str, tmp_path: Path) -> None:
     assert deployed.version == 6
     assert difference(deployed.model, deployed.task.initial) > 1e-2
     again = replay(world.experiment(world.population), world.jobs(), deployed.timeline.rows(), 6)
-    assert difference(again.model, deployed.model) < 1e-6
+    assert torch.equal(again.model, deployed.model)
     assert again.now == deployed.now
 
 
@@ -84,4 +85,24 @@ def test_what_is_there_at_the_close_counts(tmp_path: Path) -> None:
     jobs = world.jobs()
     assert (jobs["client"][0], jobs["round"][0], jobs["weight"][0] > 0) == (0, 1, True)
     again = replay(world.experiment(world.population), jobs, server.timeline.rows(), 2)
-    assert difference(again.model, server.model) < 1e-6
+    assert torch.equal(again.model, server.model)
+
+
+def test_a_client_that_a_message_does_not_reach_is_offline(tmp_path: Path) -> None:
+    """Flower says so with an empty name, of as many as there are."""
+    world = World(tmp_path, ALGORITHMS["fedavg"])
+    push = world.grid.push_messages
+    lost = [FIRST_NODE + 1, FIRST_NODE + 2]
+
+    def pushed(messages: Iterable[Message]) -> list[str]:
+        names = {m.metadata.dst_node_id: "" for m in messages}
+        taken = [message for message in messages if message.metadata.dst_node_id not in lost]
+        names |= zip([message.metadata.dst_node_id for message in taken], push(taken), strict=True)
+        return list(names.values())
+
+    world.grid.push_messages = pushed  # type: ignore[method-assign]
+    world.server(rounds=2, evaluate="server").run()
+    jobs = world.jobs()
+    assert {(c, str(how)) for c, how in zip(jobs["client"].tolist(), jobs["outcome"], strict=True)} == {
+        (0, "arrived"), (1, "offline"), (2, "offline"), (3, "arrived"),
+    }  # fmt: skip

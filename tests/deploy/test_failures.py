@@ -14,7 +14,7 @@ from fake_network import FIRST_NODE, World
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
-from test_deployment import ALGORITHMS, difference
+from test_deployment import ALGORITHMS
 
 import support
 from turnout import FedAvg, FedFix, Full, Observer, UserError
@@ -63,7 +63,7 @@ def test_a_server_killed_in_any_round_goes_on(version: int, tmp_path: Path, neve
     assert set(stale) == {str(Rejection.UNKNOWN_JOB)}
     assert [what for _, what, _ in world.timeline.rows()].count("joined") == 4  # nobody joins twice
     again = replay(world.experiment(world.population), jobs, world.timeline.rows(), 4)
-    assert difference(again.model, resumed.model) < 1e-6
+    assert torch.equal(again.model, resumed.model)
 
 
 def test_an_asynchronous_run_goes_on_with_the_jobs_that_were_in_flight(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_an_asynchronous_run_goes_on_with_the_jobs_that_were_in_flight(tmp_path:
     jobs = world.jobs()
     assert len(set(zip(jobs["client"].tolist(), jobs["job"].tolist(), strict=True))) == len(jobs["job"])
     again = replay(world.experiment(world.population), jobs, world.timeline.rows(), 6)
-    assert difference(again.model, resumed.model) < 1e-6
+    assert torch.equal(again.model, resumed.model)
 
 
 def test_a_client_asked_again_computes_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ MALFORMED: dict[str, tuple[Callable[[Message], Message], Rejection]] = {
     "extra array": (lambda r: changed(r, arrays={"more": Array(np.zeros(2))}), Rejection.EXTRA_ARRAY),
     "shape": (lambda r: changed(r, arrays={"delta": Array(delta(r)[:-1])}), Rejection.WRONG_SHAPE),
     "two dimensions": (lambda r: changed(r, arrays={"delta": Array(delta(r)[None])}), Rejection.WRONG_SHAPE),
-    "header": (huge_header, Rejection.WRONG_SHAPE),
+    "header": (huge_header, Rejection.UNDECODABLE),
     "dtype": (lambda r: changed(r, arrays={"delta": Array(delta(r).astype(np.float16))}), Rejection.WRONG_DTYPE),
     "nan": (with_nan, Rejection.NOT_FINITE),
     "infinity": (lambda r: changed(r, arrays={"delta": Array(delta(r) * np.float32(np.inf))}), Rejection.NOT_FINITE),
@@ -282,9 +282,6 @@ def test_a_malformed_answer_is_as_good_as_none(tmp_path: Path) -> None:
     assert lied.events.of("rejected_reply") == expected
     jobs = lied.jobs()
     assert jobs["outcome"][jobs["client"] == 1].tolist() == ["rejected"] * len(kinds)
-    assert set(Rejection) - {why for _, why in kinds} == {
-        Rejection.UNKNOWN_JOB, Rejection.DUPLICATE, Rejection.WRONG_CLIENT,
-    }  # fmt: skip
 
 
 def test_an_answer_counts_once(tmp_path: Path) -> None:
@@ -313,7 +310,7 @@ def test_a_rejected_answer_leaves_the_client_s_state_as_it_was(tmp_path: Path) -
     died = run_with(worlds[1], once(1, 1, dies))
     assert torch.equal(lied.model, died.model)
     again = replay(worlds[0].experiment(worlds[0].population), worlds[0].jobs(), worlds[0].timeline.rows(), 3)
-    assert difference(again.model, lied.model) < 1e-6
+    assert torch.equal(again.model, lied.model)
 
 
 # -- who takes part -----------------------------------------------------------------------------------------------
@@ -349,7 +346,7 @@ def test_clients_join_and_leave_while_a_run_goes_on(tmp_path: Path) -> None:
     assert (jobs["round"][(jobs["client"] == 0) & (jobs["outcome"] == "arrived")] <= 4).all()
     assert "arrived" in jobs["outcome"][jobs["client"] == 3]
     again = replay(world.experiment(world.population), jobs, world.timeline.rows(), 8)
-    assert difference(again.model, server.model) < 1e-6
+    assert torch.equal(again.model, server.model)
 
 
 def test_a_node_that_comes_back_is_asked_again(tmp_path: Path) -> None:
@@ -364,7 +361,7 @@ def test_a_node_that_comes_back_is_asked_again(tmp_path: Path) -> None:
     jobs = world.jobs()
     assert jobs["outcome"][jobs["client"] == 2].tolist() == ["arrived"] * 3
     again = replay(world.experiment(world.population), jobs, world.timeline.rows(), 5)
-    assert difference(again.model, server.model) < 1e-6
+    assert torch.equal(again.model, server.model)
 
 
 def test_a_wrong_table_of_clients_is_logged_and_the_old_one_holds(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_an_exception_is_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lie", "why"),
-    [("nan", Rejection.NOT_FINITE), ("shape", Rejection.WRONG_SHAPE), ("words", Rejection.WRONG_DTYPE)],
+    [("nan", Rejection.NOT_FINITE), ("shape", Rejection.WRONG_SHAPE), ("words", Rejection.UNDECODABLE)],
 )
 def test_a_malformed_reply_is_rejected(tmp_path: Path, lie: str, why: str) -> None:
     """It does not touch the model: the others count as they would without it."""

@@ -16,11 +16,11 @@ from support import SIZES, conv, images, mlp, population
 from turnout import LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.cohort import plain_sgd
 from turnout.cohort.train import Cohort, Jobs
+from turnout.dropout import KeyedDropout
 from turnout.local.mixture import MixtureSGD
 from turnout.models import linear
 from turnout.personal.mixture import MixtureTask, mixture_loss, responsibilities
 from turnout.random import key, uniform
-from turnout.task import KeyedDropout
 
 M = 3
 

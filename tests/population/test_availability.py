@@ -129,7 +129,7 @@ def test_presence_and_crashes_are_separate_draws() -> None:
         (lambda: Bernoulli(0.5, clock="seconds", interval=0.0), "interval is 0.0"),
         (lambda: Crashes(-0.1), "crashes: probability is -0.1"),
         (lambda: Crashes(0.1, clock="seconds"), "crashes: clock"),  # type: ignore[arg-type]
-        (lambda: Detection("heartbeat"), "heartbeat of 0.0 seconds"),
+        (lambda: Detection("heartbeat"), "detection.seconds: 0.0 must be above 0"),
         (lambda: Detection("hartbeat", 1.0), "did you mean heartbeat"),  # type: ignore[arg-type]
     ],
 )

@@ -18,6 +18,7 @@ from turnout.report import page
 from turnout.report.audit import lorenz
 from turnout.report.blocks import number
 from turnout.report.read import Recorded, recorded
+from turnout.run_folder import reseal
 
 
 def cells(text: str) -> dict[str, str]:
@@ -92,6 +93,7 @@ def test_everything_is_escaped(digits: Path, tmp_path: Path) -> None:
     result["audit"]["failures"][EVIL] = 1
     result["audit"]["events"][EVIL] = 1
     (tmp_path / "evil" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    reseal(tmp_path / "evil")
     run = recorded(tmp_path / "evil")
     for text in (page.page([run]), page.page([run, other(run, EVIL, name=f"{EVIL}2"), recorded(digits)])):
         assert EVIL not in text
@@ -140,6 +142,7 @@ def test_an_unfinished_run_has_a_page(digits: Path, tmp_path: Path) -> None:
     shutil.copytree(digits, tmp_path / "half")
     for name in ("result.json", "clients.parquet"):
         (tmp_path / "half" / name).unlink()
+    reseal(tmp_path / "half")
     text = page.page([recorded(tmp_path / "half")])
     assert "unfinished: turnout resume" in text
     assert "the audit is added up when a run ends" in text
@@ -159,16 +162,16 @@ def test_energy_and_waste_are_there_where_they_were_measured(digits: Path, buffe
 
 
 def test_what_is_written_is_whole_and_never_over_something_else(digits: Path, tmp_path: Path) -> None:
-    path = page.write([digits], tmp_path / "report.html")
+    path = page.write([recorded(digits)], tmp_path / "report.html")
     text = path.read_text(encoding="utf-8")
     packed = re.search(r'id="plotly">(.*?)</script>', text)
     assert packed is not None
     assert b"window.Plotly" in gzip.decompress(b64decode(packed[1]))
-    assert page.write([digits], path) == path
+    assert page.write([recorded(digits)], path) == path
     (tmp_path / "mine.html").write_text("<h1>mine</h1>", encoding="utf-8")
     for place, why in (("mine.html", "is not a report"), (".", "is a folder")):
         with pytest.raises(UserError, match=why):
-            page.write([digits], tmp_path / place)
+            page.write([recorded(digits)], tmp_path / place)
     with pytest.raises(UserError, match="11 runs; a page shows from 1 to 10"):
-        page.write([digits] * 11, tmp_path / "many.html")
+        page.write([recorded(digits)] * 11, tmp_path / "many.html")
     assert (tmp_path / "mine.html").read_text(encoding="utf-8") == "<h1>mine</h1>"

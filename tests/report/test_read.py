@@ -12,6 +12,7 @@ from support import experiment, same
 from turnout import UserError, execute
 from turnout.observe.history import Table, read_segments
 from turnout.report.read import Recorded, differences, labels, recorded, settings
+from turnout.run_folder import reseal
 
 
 def test_a_recorded_run_tells_what_the_result_told(tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(digits: Path, tmp_path: Path
     shutil.copytree(digits, tmp_path / "half")
     for name in ("result.json", "clients.parquet", "model.safetensors"):
         (tmp_path / "half" / name).unlink()
+    reseal(tmp_path / "half")
     run = recorded(tmp_path / "half")
     assert not run.finished
     assert run.clients() == {}

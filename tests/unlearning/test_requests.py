@@ -238,6 +238,7 @@ def no_training(_: Experiment, folder: Path, **__: Any) -> Any:
     """Leaves a branch behind that never trained: what crashes during training do is tested with the other runs."""
     home = folder.parent.parent
     shutil.copytree(home / "sensitivity", folder / "sensitivity", dirs_exist_ok=True)
+    (folder / "sensitivity" / "log.jsonl").unlink(missing_ok=True)
     for name in ("model.safetensors", "clients.parquet", "result.json"):
         shutil.copyfile(home / name, folder / name)
     return SimpleNamespace(server=SimpleNamespace(version=3, stopped="3 rounds"))
@@ -445,6 +446,7 @@ def test_both_implementations_of_the_mathematics_agree(mu: float) -> None:
 )  # fmt: skip
 def test_files_that_are_gone_or_spoilt(tmp_path: Path, name: str, content: str | None, words: str) -> None:
     path = run_in(tmp_path / "toy", sigma=0.05, rounds=2) / "sensitivity" / name
+    (tmp_path / "toy" / "sensitivity" / "log.jsonl").unlink()  # as if the run had not ended
     if content is None:
         path.unlink()
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.random import FloatArray, IntArray
 from turnout.server.optimisers import Gradient
@@ -28,8 +29,35 @@ class Algorithm:
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
     restarts_crashed: ClassVar[bool] = False  # whether a standing invitation outlives a crash
+    # Whether it takes more from updates than the sum of a step: every class that does not declares False itself.
+    reads_updates: ClassVar[bool] = True
     sends_updates: ClassVar[bool] = True  # False: clients keep what they learn to themselves
-    reads_updates: ClassVar[bool] = False  # whether it takes more from updates than the sum of a step
+    trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
+    no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
+
+    def __post_init__(self) -> None:
+        """Raise where an option has no use, or something of the local work given would be dropped."""
+        for part in (part for part in fields(self) if part.name in self.no_use_for):
+            given = getattr(self, part.name)
+            if given != (part.default if part.default_factory is MISSING else part.default_factory()):
+                kind = type(self).__name__
+                raise UserError(f"algorithm.{part.name}: {given}, which would change nothing in {kind}; leave it out")
+        local = getattr(self, "local", None)
+        if not isinstance(local, LocalSGD):
+            return
+        if self.trains is not None:
+            self.needs_plain_work(local, self.trains)
+        served = type(local).predict is not LocalSGD.predict or type(local).prepare is not LocalSGD.prepare
+        if served and all(part.__module__.startswith("turnout.") for part in (self.predictor, self.adaptation)):
+            raise UserError(
+                f"local: {type(self).__name__} would never ask {type(local).__name__} to predict; take an algorithm of "
+                "your own whose `predictor` returns it"
+            )
+
+    def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
+        """Raise unless that kind of work can be made of the local one without loss."""
+        if type(local) is not LocalSGD:
+            raise local.lost_to(f"the {kind.__name__} of {type(self).__name__}")
 
     @property
     def time_limit(self) -> float | None:
@@ -101,3 +129,10 @@ class DefaultDeadline(Algorithm):
     def default_deadline(self, expected: FloatArray) -> float:
         """Seconds, from those that each client is expected to need."""
         raise NotImplementedError
+
+
+def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:
+    """Say which of these options of the local work are given, though the algorithm has no use for them."""
+    for name in names:
+        if getattr(local, name) != getattr(LocalSGD, name):
+            server.log("unused_option", option=f"local.{name}", value=getattr(local, name))

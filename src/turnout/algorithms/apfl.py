@@ -6,6 +6,7 @@ Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, algorit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.personalised import Personalised
 from turnout.errors import UserError
@@ -21,6 +22,9 @@ class APFL(Personalised):
     lets every client find its own alpha by gradient steps, from the given one. For a client never seen w is frozen and
     v begins there.
     """
+
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = InterpolatedSGD
 
     alpha: float = 0.5
     adaptive: bool = False

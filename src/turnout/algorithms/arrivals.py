@@ -40,6 +40,7 @@ class Arrivals(Algorithm):
     back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
         check_seconds("algorithm.retry", self.retry)
         if self.concurrency is not None and self.concurrency < 1:

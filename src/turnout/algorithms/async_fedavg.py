@@ -7,6 +7,7 @@ clients updates", JMLR 2023, section 4.3 (algorithm 1 with the weights of table 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class AsyncFedAvg(Arrivals):
     paper's IDENTICAL, d_i = 1, which optimises a loss weighted by speed; `learning_rate` leaves d_i = 1 and multiplies
     the clients' learning rates by p_i / f_i instead, the same for one local step. With `concurrency`, f_i is measured.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     weight_rule: str = "unbiased"
     server_lr: float = 1.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.population.population import Population
 from turnout.sampling.full import Full
+from turnout.sampling.sampler import Sampler
 
 
 @dataclass
@@ -15,9 +17,9 @@ class Centralised(FedAvg):
 
     Every sample counts the same, so where importance is not `samples` it minimises another objective."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.sampler = Full()  # there is one client to ask
+    no_use_for: ClassVar[tuple[str, ...]] = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
+
+    sampler: Sampler = field(default_factory=Full)  # there is one client to ask
 
     def training_population(self, population: Population) -> Population:
         return population.pooled()

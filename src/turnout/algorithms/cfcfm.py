@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class CFCFM(Algorithm):
     in the round before comes first. What the others did is charged and lost. A round that finds
     nobody online takes `retry` seconds."""
 
+    reads_updates: ClassVar[bool] = False
+
     local: LocalSGD
     fraction: float = 0.3
     deadline: float | None = None
@@ -32,6 +35,7 @@ class CFCFM(Algorithm):
     last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.fraction <= 1:
             raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
         for name in ("deadline", "retry"):

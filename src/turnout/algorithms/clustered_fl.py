@@ -7,7 +7,6 @@ constraints", IEEE TNNLS 2021, algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,8 +32,6 @@ class ClusteredFL(FedAvg):
     the model of the least loss on its samples; one that joins later begins in the first cluster. The server's own model
     is the mean over all clients.
     """
-
-    reads_updates: ClassVar[bool] = True
 
     sampler: Sampler = field(default_factory=Full, init=False)
     tol_1: float = 0.4

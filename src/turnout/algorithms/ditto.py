@@ -6,6 +6,7 @@ Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through perso
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.personalised import Personalised
 from turnout.errors import UserError
@@ -22,6 +23,9 @@ class Ditto(Personalised):
 
     and serves v_i. With mu = 0 that is local training; a large mu leaves w. A client never seen begins at v = w.
     """
+
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = DittoSGD
 
     mu: float = 0.1
 

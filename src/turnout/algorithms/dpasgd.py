@@ -19,7 +19,7 @@ from turnout.decentral.mixing import MIXINGS
 from turnout.decentral.network import Network, Overlay
 from turnout.decentral.peers import Peers, Silos
 from turnout.decentral.timeline import PerRound
-from turnout.errors import unknown
+from turnout.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 
@@ -47,10 +47,13 @@ class DPASGD(Algorithm):
     silos: Silos = field(default_factory=Silos, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mixing is not None and self.mixing not in MIXINGS:
             raise unknown("algorithm.mixing", self.mixing, MIXINGS)
         if self.objective not in OBJECTIVES:
             raise unknown("algorithm.objective", self.objective, OBJECTIVES)
+        if self.local.report:
+            raise UserError(f"local.report: {self.local.report}, but there is no server to report to; leave it out")
 
     def run(self, server: Server) -> None:
         peers = Peers(server, self.silos, self.overlay, self.network, self.latency)

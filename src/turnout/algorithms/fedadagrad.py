@@ -10,8 +10,12 @@ from turnout.algorithms.fedadam import FedAdam
 
 @dataclass
 class FedAdagrad(FedAdam):
-    """`v <- v + change^2`, the rest as FedAdam; Adagrad has no first moment, so beta1 is 0."""
+    """`v <- v + change^2`, the rest as FedAdam; Adagrad has no first moment, so beta1 is 0, and forgets nothing, so
+    there is no beta2."""
+
+    reads_updates: ClassVar[bool] = False
 
     second: ClassVar[str] = "adagrad"
+    no_use_for: ClassVar[tuple[str, ...]] = ("beta2",)
 
     beta1: float = 0.0

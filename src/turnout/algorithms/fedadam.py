@@ -16,6 +16,8 @@ from turnout.server.optimisers import Adaptive, Gradient
 class FedAdam(FedAvg):
     """`v <- beta2 v + (1 - beta2) change^2; model <- model + server_lr m / (sqrt(v) + tau)`."""
 
+    reads_updates: ClassVar[bool] = False
+
     second: ClassVar[str] = "adam"
 
     server_lr: float = 0.01

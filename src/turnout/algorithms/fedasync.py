@@ -41,6 +41,8 @@ class FedAsync(Arrivals):
             raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
         if not 0 <= self.mu < math.inf:
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+        if self.mu:
+            self.needs_plain_work(self.local, ProximalSGD)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)

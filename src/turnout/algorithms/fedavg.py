@@ -7,6 +7,7 @@ difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class FedAvg(Algorithm):
     seconds.
     """
 
+    reads_updates: ClassVar[bool] = False
+
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
     server_lr: float = 1.0
@@ -47,6 +50,7 @@ class FedAvg(Algorithm):
     normalise: str = "invited"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.normalise not in NORMALISE:
             raise unknown("algorithm.normalise", self.normalise, NORMALISE)
         for name in ("server_lr", "wait_for"):

@@ -6,6 +6,7 @@ Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.server.optimisers import Gradient, Momentum
@@ -14,6 +15,8 @@ from turnout.server.optimisers import Gradient, Momentum
 @dataclass
 class FedAvgM(FedAvg):
     """`v <- beta v + change; model <- model + server_lr v`."""
+
+    reads_updates: ClassVar[bool] = False
 
     beta: float = 0.9
 

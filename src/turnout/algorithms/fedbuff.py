@@ -7,6 +7,7 @@ weights: Fraboni et al., JMLR 2023, and Fraboni's thesis, section 4.4.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class FedBuff(AsyncFedAvg):
     which is the buffer size unless given. Unbiased ones are p_i / f_i; in waiting mode
     f_i has no closed form and is counted in the policy's own schedule.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     buffer_size: int | None = None
     mode: str = "wait"

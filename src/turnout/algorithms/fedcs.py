@@ -8,6 +8,7 @@ out by their estimated time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class FedCS(DefaultDeadline, FedAvg):
     """Invites the drawn clients whose expected download + training + upload fits into `deadline` seconds, unless given
     the time that nine clients in ten are expected to need. Clients that never fit are never heard: the audit shows
     them."""
+
+    reads_updates: ClassVar[bool] = False
 
     def default_deadline(self, expected: FloatArray) -> float:
         return float(np.quantile(expected, 0.9))

@@ -7,6 +7,7 @@ algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.algorithms.mixtures import Mixtures
@@ -28,6 +29,8 @@ class FedEM(Mixtures, FedAvg):
     The published runs let absent clients count as the unchanged model, which is the sampler `fill`. For the options see
     `Mixtures` and `FedAvg`.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     sampler: Sampler = field(default_factory=Renormalised)
 

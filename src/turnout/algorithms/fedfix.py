@@ -7,6 +7,7 @@ clients updates", JMLR 2023, section 4.4: between synchronous (window at least t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,9 @@ class FedFix(AsyncFedAvg):
     longer than the one before (the paper suggests longer ones near convergence), up to `window_limit` seconds; the
     weights follow. A window in which nobody answers leaves the model as it is.
     """
+
+    reads_updates: ClassVar[bool] = False
+    no_use_for: ClassVar[tuple[str, ...]] = ("retry",)
 
     window: float | None = None
     window_growth: float = 1.0

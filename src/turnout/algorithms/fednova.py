@@ -6,6 +6,7 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,14 +21,16 @@ class FedNova(FedProx):
     """`model <- model + server_lr * a_bar * sum_i omega_i delta_i / a_i`, a_i = |a_i|_1 the effective local steps.
 
     `a_bar = sum_j p_j a_j`, or with `observed` the weighted mean over those who answered.
-    Equals FedAvg when all a_i agree.
+    Equals FedAvg when all a_i agree. omega_i is as in FedAvg, `normalise` and `wait_for` included.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     mu: float = 0.0
     observed: bool = False
 
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
-        omega = chosen.weights_of(updates.clients)
+        omega = super().weights(server, updates, chosen)
         work = self.work(server).at(server.version)
         a = work.effective_steps(updates.steps)
         if self.observed:

@@ -6,6 +6,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalizatio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.personalised import Personalised
 from turnout.local.head import HeadSGD
@@ -19,6 +20,9 @@ class FedPer(Personalised):
     up the head, with commas between; without, it is the last fully connected one. A client never seen trains a head on
     the body as it is.
     """
+
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = HeadSGD
 
     head: str = ""
 

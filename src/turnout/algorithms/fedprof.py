@@ -119,8 +119,12 @@ class FedProf(FedAvg):
     def _look(self, server: Server) -> None:
         """Profile the reference with the current model."""
         if self.reference is not None:
-            given = torch.as_tensor(self.reference).reshape(-1, *server.cohort.inputs.shape[1:])
-            inputs = server.cohort.place(given)
+            shape, given = server.cohort.inputs.shape[1:], torch.as_tensor(self.reference)
+            if not given.numel() or given.numel() % shape.numel() or not bool(torch.isfinite(given).all()):
+                raise UserError(
+                    f"algorithm.reference: {given.numel()} values are no samples of {shape.numel()} finite numbers each"
+                )
+            inputs = server.cohort.place(given.reshape(-1, *shape))
         elif server.whole_population.central is not None:
             inputs = server.central[0]
         else:
@@ -142,7 +146,7 @@ class FedProf(FedAvg):
         """Have these clients profile the current model; the first one they can make themselves."""
         if not len(clients):
             return
-        work = ProfileReport.like(self.local, f"profile:{self._layer(server)}")
+        work = ProfileReport.like(self.local, report=f"profile:{self._layer(server)}")
         self._match(server, Sampler.hear(server, clients, work, CURRENT if server.version == 0 else None))
 
     def _match(self, server: Server, updates: Updates) -> None:

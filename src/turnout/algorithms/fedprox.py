@@ -6,6 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError
@@ -17,6 +18,9 @@ from turnout.server.server import Server
 @dataclass
 class FedProx(FedAvg):
     """Clients minimise L_i(theta) + mu/2 |theta - received|^2; mu = 0 is FedAvg."""
+
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = ProximalSGD
 
     mu: float = 0.1
 

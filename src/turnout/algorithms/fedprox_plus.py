@@ -6,6 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg_plus import FedAvgPlus
 from turnout.algorithms.fedprox import FedProx
@@ -14,3 +15,5 @@ from turnout.algorithms.fedprox import FedProx
 @dataclass
 class FedProxPlus(FedProx, FedAvgPlus):
     """Trains as FedProx, serves as FedAvg+: nothing holds a client back in its last passes."""
+
+    reads_updates: ClassVar[bool] = False

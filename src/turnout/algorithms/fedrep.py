@@ -7,6 +7,7 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedper import FedPer
 from turnout.errors import UserError
@@ -17,6 +18,8 @@ from turnout.local.head import HeadSGD
 class FedRep(FedPer):
     """FedPer whose clients take turns: `head_epochs` passes train the head on the body received, then the local work
     trains the body under that head. A client never seen trains a head as long."""
+
+    reads_updates: ClassVar[bool] = False
 
     tuning_epochs: int = 10
     head_epochs: int = 10

@@ -12,4 +12,6 @@ from turnout.algorithms.fedadam import FedAdam
 class FedYogi(FedAdam):
     """`v <- v - (1 - beta2) change^2 sign(v - change^2)`, the rest as FedAdam."""
 
+    reads_updates: ClassVar[bool] = False
+
     second: ClassVar[str] = "yogi"

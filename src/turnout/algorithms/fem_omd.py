@@ -7,6 +7,7 @@ any kind, several rounds of EM a step and the regret, see `turnout.online`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from turnout.algorithms.fedem import FedEM
 from turnout.errors import UserError
@@ -25,6 +26,8 @@ class FEMOMD(FedEM):
     eta = `scale` sqrt(log M / t) at its t-th time; none falls below `min_weight`. What it serves after a round is what
     it plays in the next. Components are not averaged over time, which would stifle steps of SGD.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     min_weight: float = 0.01
     em_steps: int = 1

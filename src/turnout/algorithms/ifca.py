@@ -31,7 +31,8 @@ class IFCA(FedAvg):
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
 
-    reads_updates: ClassVar[bool] = True
+    trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     clusters: int = 2
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]

@@ -7,6 +7,7 @@ Marfoq's thesis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.local.knn import MemoryOfSamples
@@ -26,6 +27,8 @@ class KNNPer(FedAvg):
     `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. `index` is `exact`,
     `faiss` or `faiss:FACTORY` (`faiss:HNSW32`) for large memories. Measured on training samples, a memory finds those
     very samples in it."""
+
+    reads_updates: ClassVar[bool] = False
 
     k: int = 10
     kernel: str = "laplace"
@@ -55,4 +58,4 @@ class KNNPer(FedAvg):
 
     def adaptation(self, unseen: bool) -> MemoryOfSamples:
         options = {"layer": self.layer, "capacity": self.capacity, "keep": self.keep}
-        return MemoryOfSamples.extend(self.local, knn=self.knn, **options)
+        return MemoryOfSamples.like(self.local, knn=self.knn, **options)

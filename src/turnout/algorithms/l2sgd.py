@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout import random
+from turnout.algorithms.algorithm import tell_unused
 from turnout.algorithms.personalised import Personalised
 from turnout.errors import UserError
 from turnout.local.loopless import LooplessSGD
@@ -30,6 +32,9 @@ class L2SGD(Personalised):
     average being what it is.
     """
 
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = LooplessSGD
+
     mu: float = 0.1
     communication: float = 0.1
 
@@ -40,6 +45,9 @@ class L2SGD(Personalised):
         most = self.communication / self.local.lr if self.local.lr else math.inf
         if not 0 <= self.mu <= most:
             raise UserError(f"algorithm.mu: {self.mu} must be from 0 to communication / lr = {most:g}")
+
+    def begin(self, server: Server) -> None:
+        tell_unused(server, self.local, "epochs", "steps")
 
     def work(self, server: Server) -> LocalSGD:
         pulls, steps = self.coins(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ class Local(Algorithm):
     much as there have been rounds for, anew at every evaluation. A round that finds nobody online takes `retry`
     seconds."""
 
-    sends_updates = False
+    trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
+    sends_updates: ClassVar[bool] = False
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
@@ -35,6 +37,7 @@ class Local(Algorithm):
     rounds: int = field(default=0, init=False)  # so far
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tuning_epochs is not None and self.tuning_epochs < 1:
             raise UserError(f"algorithm.tuning_epochs: {self.tuning_epochs} must be at least 1")
         check_seconds("algorithm.retry", self.retry)

@@ -6,6 +6,7 @@ Gu, Huang, Zhang, Huang, "Fast federated learning in the presence of arbitrary d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +29,11 @@ class Mifa(FedAvg):
     The first round asks everybody, as the paper needs (for an adversary that keeps to that: `begins` = 1), or starts
     with a memory of zeros (`first_round` zero). Memory: N models; the audit counts an update in the
     round it is new, not while it is remembered. A client that is silenced for good keeps pulling
-    where it pulled last, which can be arbitrarily wrong.
+    where it pulled last, which can be arbitrarily wrong. Who is silent loses no weight, so there is none to give away
+    (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
+
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     first_round: str = "everybody"
     memory: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] last updates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,8 @@ class Mixtures(Algorithm):
     The history has the share of each component in the samples of the round's clients, `mass_0`, `mass_1`, ..., and the
     mean entropy of their weights, `weights_entropy`; a share that falls below 1 % is an event.
     """
+
+    trains: ClassVar[type[LocalSGD] | None] = MixtureSGD
 
     local: LocalSGD
     components: int = 3

@@ -7,6 +7,7 @@ Yeung, "A convex formulation for learning task relationships in multi-task learn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ class Mocha(Personalised):
     also one never seen, is pulled as strongly towards the average of all, the server's own model, and begins there.
     Convex for linear models, a heuristic for others. Memory: N models, and a matrix over the clients.
     """
+
+    trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     penalty: float = 1.0
     epsilon: float = 1e-3

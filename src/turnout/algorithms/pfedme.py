@@ -6,6 +6,7 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", Neu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.algorithms.personalised import Personalised
 from turnout.errors import UserError, check_positive, unknown
@@ -29,6 +30,9 @@ class PFedMe(Personalised):
 
     A client never seen solves for theta once, from the global model.
     """
+
+    reads_updates: ClassVar[bool] = False
+    trains: ClassVar[type[LocalSGD] | None] = MoreauSGD
 
     mu: float = 1.0
     variant: str = "moreau"

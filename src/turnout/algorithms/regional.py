@@ -31,6 +31,7 @@ class Regional(DefaultDeadline):
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_seconds("algorithm.deadline", self.deadline)
         if not 0 < self.fraction <= 1:
             raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")

@@ -23,8 +23,9 @@ class RobustFedAvg(FedAvg):
     unbiased: M / K for K uniformly drawn. Nothing is divided by who answered, so that the step shrinks when few do: to
     2 / 10 if 2 of 10 equal clients answer. That bounds the harm of an adversary who chooses them, up to an error that
     no method avoids (`turnout.theory.unavailability`). The sampler must not divide by whom it drew, either: `uniform`,
-    `md`, ... but not `renormalised`. It is FedAvg with `normalise` invited and a beta of one's own;
-    what most frameworks do is FedAvg with the sampler `renormalised` and `normalise` responders.
+    `md`, ... but not `renormalised`. For the same reason `wait_for` closes a round early and scales nobody up. It is
+    FedAvg with `normalise` invited and a beta of one's own; what most frameworks do is FedAvg with the sampler
+    `renormalised` and `normalise` responders.
     """
 
     amplification: float | None = None

@@ -8,11 +8,13 @@ adversarial client unavailability", 2023, ran them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from turnout import random
+from turnout.algorithms.algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.errors import UserError, check_positive, unknown
 from turnout.local.sgd import LocalSGD
@@ -33,8 +35,11 @@ class RobustMomentum(FedAvg):
 
     `rule` is centred_clipping (from the last v, `radius` 10 / (1 - momentum) unless given), geometric_median or mean;
     with `buckets` it sees the means of that many random buckets. `iterations` of the rule: 1 for clipping and 8 for the
-    median unless given. Memory: N models.
+    median unless given. Memory: N models. Who is silent counts with its last momentum, so there is no weight to give
+    away (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
+
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
     rule: str = "centred_clipping"
     momentum: float = 0.9
@@ -57,6 +62,7 @@ class RobustMomentum(FedAvg):
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
+        tell_unused(server, self.local, "momentum", *(() if self.local.steps == 1 else ("epochs", "steps")))
         self.momenta = server.model.new_zeros(server.population.size, len(server.model))
         self.direction = torch.zeros_like(server.model)
 

@@ -43,7 +43,7 @@ class Safa(Algorithm):
 
     local: LocalSGD
     fraction: float = 0.3
-    lag_tolerance: float = 5
+    lag_tolerance: float = 5.0
     deadline: float | None = None
     lag_rule: str = "more_than"
     close_rule: str = "liveness"
@@ -54,6 +54,7 @@ class Safa(Algorithm):
     cache: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lag_rule not in LAG_RULES:
             raise unknown("algorithm.lag_rule", self.lag_rule, LAG_RULES)
         if self.close_rule not in CLOSE_RULES:

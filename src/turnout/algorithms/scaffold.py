@@ -6,6 +6,7 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from turnout.server.updates import Updates
 @dataclass
 class Scaffold(FedAvg):
     """The server keeps c = sum_i p_i c_i; client i keeps c_i and steps along g - c_i + c."""
+
+    trains: ClassVar[type[LocalSGD] | None] = ControlledSGD
 
     control: Tensor | None = field(default=None, init=False)  # [P] c
 

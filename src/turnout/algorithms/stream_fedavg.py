@@ -6,6 +6,7 @@ Marfoq, Neglia, Kameni, Vidal, "Federated learning for data streams", AISTATS 20
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ class StreamFedAvg(FedAvg):
     the same loses its weight, unless `normalise` is responders. `averaged` output is sum_t q^(t) theta^(t), the mean of
     the rounds' models by the p_m that had a part in them. With a `radius` the model stays in that ball around 0.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     weighting: str | float = "uniform"
     ratio: float | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ class WERM(FedAvg):
     kind, that make one step a round are the centralised form: a mini-batch of either, and one weighted step. Where
     clients join or leave, the two shares are those of everybody, not of those present.
     """
+
+    reads_updates: ClassVar[bool] = False
 
     train_weight: float = 0.5
     reference_clients: float | list[int] = 0.5

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from turnout.cohort.train import Cohort, Jobs, Trained
+from turnout.errors import UserError
 from turnout.local import transforms
 
 
@@ -25,6 +26,9 @@ def carry_out(
     trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params, may_be_late)
     if not work.transform or "delta" not in trained.payload:
         return trained
+    if unnamed := sorted(trained.payload.keys() - work.sends(task).keys()):
+        name = type(work).__name__
+        raise UserError(f"local.transform: {name} sends {', '.join(unnamed)}, which its payload_shapes do not name")
     coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)
     numbers, residual = work.update_numbers(task), jobs.state.get("residual")
     delta, residual = transforms.apply(work.transform, trained.payload["delta"], coins, residual, numbers)

@@ -19,10 +19,11 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from turnout.cohort.convolutions import FORMS, Patches
+from turnout.dropout import KeyedDropout
 from turnout.local.sgd import Named
 from turnout.models import Reshape
 from turnout.random import mix
-from turnout.task import LOSSES, KeyedDropout, SampleFunction, Task
+from turnout.task import LOSSES, SampleFunction, Task
 
 Saved = Any  # what a layer remembers from its forward pass
 
@@ -193,7 +194,7 @@ class Dropout(Layer):
 
     def forward(self, own: Any, x: Tensor, key: Tensor) -> tuple[Tensor, Saved]:
         kept = self.layer.kept(_channels_first(x).shape[1:], mix(key ^ self.number))
-        scale = _channels_last(kept.to(x.dtype) / (1 - self.layer.probability))
+        scale = _channels_last(kept.to(x.dtype) / self.layer.share)
         return x * scale, scale
 
     def backward(self, own: Any, scale: Saved, dy: Tensor, wanted: bool) -> Tensor:
@@ -229,8 +230,8 @@ def _links(module: nn.Module, prefix: str, dropout: Sequence[nn.Module], form: s
         yield Shape(*module.shape)
     elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         yield Shape(-1)
-    elif type(module) is KeyedDropout:
-        if module.probability:
+    elif isinstance(module, KeyedDropout):
+        if module.p:
             yield Dropout(1 + [layer is module for layer in dropout].index(True), module)
     elif (
         type(module) is nn.Conv2d
@@ -286,7 +287,9 @@ class Chain:
 
     @classmethod
     def of(cls, task: Task, form: str) -> Chain | None:
-        """None for a model that is something else."""
+        """None for a model that is something else, and where samples are not each for itself: batches are joined."""
+        if "loss" in task.coupled:
+            return None
         for name, layer in task.module.named_modules():
             sides = 1 if isinstance(layer, nn.Linear) else 3 if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) else None
             if sides is not None and len(task.layer_shapes.get(name, ())) != sides:

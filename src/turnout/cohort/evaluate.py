@@ -1,10 +1,14 @@
-"""Loss and metrics of a model over clients: the pool's samples are scored once, then averaged client by client."""
+"""Loss and metrics of a model over clients: the pool's samples are scored once, then averaged client by client.
+
+A measure that looks at other samples of a batch is that of each client's samples at once: the mean of what it says of
+them together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -16,6 +20,7 @@ from turnout import random
 from turnout.cohort.plan import MIB
 from turnout.cohort.store import ClientStore
 from turnout.cohort.train import Cohort, Jobs
+from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
 from turnout.population.ragged import Ragged
 from turnout.statistics import OVER_CLIENTS
@@ -26,12 +31,32 @@ FloatArray = NDArray[np.float64]
 
 @torch.no_grad()
 def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
-    """Every measure of every sample, `[n]` by name."""
+    """Every measure of every sample, `[n]` by name, but for those that look at other samples."""
+    separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
+    if not separate or not len(inputs):
+        return {name: np.zeros(0) for name in separate}
     parts = []
     for start in range(0, len(inputs), chunk):
         outputs = task.outputs(model, inputs[start : start + chunk])
-        parts.append(task.measures(outputs, targets[start : start + chunk]))
+        parts.append(task.measures(outputs, targets[start : start + chunk], leave_out=task.coupled))
     return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+
+
+def check_separate(task: Task) -> None:
+    """Raise unless a sample has a loss of its own."""
+    if "loss" in task.coupled:
+        raise UserError(f"attack: it compares the losses of single samples, and {task.alone}")
+
+
+@torch.no_grad()
+def set_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """The measures that look at other samples, of all these at once."""
+    return _means(task, task.outputs(model, inputs), targets, task.coupled) if task.coupled else {}
+
+
+def _means(task: Task, outputs: Tensor, targets: Tensor, names: Collection[str]) -> dict[str, float]:
+    leave_out = {"loss", *task.metrics}.difference(names)
+    return {name: float(values.double().mean()) for name, values in task.measures(outputs, targets, leave_out).items()}
 
 
 def client_means(values: FloatArray, index: Ragged) -> FloatArray:
@@ -71,9 +96,27 @@ class Evaluator:
         inputs, targets = self.cohort.inputs, self.cohort.targets
         if rows is not None:
             inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
-        with self.cohort.all_threads():
-            scored = sample_measures(self.cohort.task, model, inputs, targets, self.chunk)
-        return {name: client_means(values, local) for name, values in scored.items()}
+        cohort, task = self.cohort, self.cohort.task
+
+        def together(_: int, rows: Tensor) -> dict[str, float]:
+            return set_measures(task, model, cohort.inputs[rows], cohort.targets[rows])
+
+        with cohort.all_threads():
+            scored = sample_measures(task, model, inputs, targets, self.chunk)
+            found = {name: client_means(values, local) for name, values in scored.items()}
+            found |= self._by_client(task.coupled, together)
+        return {name: found[name] for name in ("loss", *task.metrics)}
+
+    def _by_client(
+        self, names: Collection[str], measured: Callable[[int, Tensor], dict[str, float]]
+    ) -> dict[str, FloatArray]:
+        """`[len(clients)]` by measure, of each client with samples and its rows of the pool; NaN for the others."""
+        values = {name: np.full(len(self.clients), np.nan) for name in names}
+        for i in np.flatnonzero(self.index.counts).tolist() if names else ():
+            rows = torch.as_tensor(self.index.row(i), device=self.cohort.plan.device).long()
+            for name, value in measured(i, rows).items():
+                values[name][i] = value
+        return values
 
     @cached_property
     def _used(self) -> tuple[Tensor | None, Ragged]:
@@ -88,6 +131,8 @@ class Evaluator:
     def personal_models(self, personal: Personal, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
         """The same when each client serves its own predictor."""
         work, cohort = personal.work, self.cohort
+        if cohort.task.alone or cohort.task.coupled:
+            return self._by_client(("loss", *cohort.task.metrics), partial(self._served, personal, model, store))
         sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
         each = width * (cohort.sample_bytes + cohort.activations) + self._prepared_bytes(personal)
@@ -102,7 +147,8 @@ class Evaluator:
             for begin in range(0, longest, width):
                 part = padded[:, begin : begin + width]
                 inputs, targets = cohort.inputs[part], cohort.targets[part]
-                outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
+                with cohort.on_device():
+                    outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
                 real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
                 for name, values in vmap(cohort.task.measures)(outputs, targets).items():
                     sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
@@ -110,6 +156,16 @@ class Evaluator:
             return {
                 name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
             }
+
+    def _served(
+        self, personal: Personal, model: Tensor, store: ClientStore, client: int, rows: Tensor
+    ) -> dict[str, float]:
+        """Every measure of one client's samples, all at once."""
+        cohort, task = self.cohort, self.cohort.task
+        prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
+        state = {name: values[0] for name, values in prepared.items()}
+        outputs = personal.work.predict(task, model, state, cohort.inputs[rows])
+        return _means(task, outputs, cohort.targets[rows], ("loss", *task.metrics))
 
     def _prepared_bytes(self, personal: Personal) -> int:
         """What a client's preparation takes, at most."""

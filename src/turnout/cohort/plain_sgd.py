@@ -27,13 +27,14 @@ from turnout.cohort.batches import Drawn, Extent, draw, packed
 from turnout.cohort.chain import Chain, Factored
 from turnout.cohort.plan import Plan
 from turnout.cohort.threads import threads
+from turnout.dropout import KeyedDropout
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.population.ragged import Ragged
-from turnout.task import KeyedDropout, Task
+from turnout.task import Task
 
 Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
 
-PARTS = ("start", "counted", "step", "gradient", "objective", "descend", "finish")
+PARTS = ("start", "start_momentum", "counted", "step", "gradient", "objective", "descend", "finish", "answer")
 GATHER_AT_ONCE = 64 << 20  # bytes
 CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
 

@@ -18,6 +18,7 @@ MIB = 1 << 20
 ENGINES = ("auto", "vectorised", "sequential", "ray")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 KERNELS = ("auto", "general")
+_RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20), ("workers", 0, 2**20))
 # A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
 _SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
@@ -29,7 +30,7 @@ class Plan:
     device: str = "cpu"
     engine: str = "auto"
     precision: str = "float32"
-    threads: int = 0  # 0: all cores, resolved once; with ray, one for each worker
+    threads: int = 0  # 0: all cores, counted once and written into the run; with ray, one for each worker
     memory_mib: int = 2048  # for what a training call holds at once
     kernels: str = "auto"  # for plain SGD: written out where the model is a chain of common layers, or the general form
     convolution: str = "auto"  # which form of it, of those in `convolutions.FORMS`
@@ -47,13 +48,17 @@ class Plan:
             raise UserError(f"engine.kernels: {self.kernels!r} is not one of {', '.join(KERNELS)}")
         if self.convolution not in ("auto", *FORMS):
             raise UserError(f"engine.convolution: {self.convolution!r} is not one of auto, {', '.join(FORMS)}")
-        for name, least in (("memory_mib", 1), ("threads", 0), ("blocks", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least}")
+        for name, least, most in _RANGES:
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least} and at most {most}")
 
     @property
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
+
+    def with_threads(self) -> Plan:
+        """The plan with a number of threads: all cores of this machine, unless one was given."""
+        return replace(self, threads=self.threads or (1 if self.engine == "ray" else os.cpu_count() or 1))
 
     def resolve(self, task: Task) -> Plan:
         """The plan with every `auto` decided for this model on this device."""
@@ -67,8 +72,7 @@ class Plan:
         if engine == "auto":
             slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())
             engine = "sequential" if slow else "vectorised"
-        every = 1 if engine == "ray" else os.cpu_count() or 1
-        return replace(self, engine=engine, threads=self.threads or every)
+        return replace(self.with_threads(), engine=engine)
 
     def on_one_machine(self, task: Task) -> Plan:
         """How each of those computes who share the work."""

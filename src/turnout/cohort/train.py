@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from turnout.cohort import plain_sgd, trial
@@ -100,23 +101,29 @@ class Cohort:
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
         self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
-        self.activations = self.task.activations(self.inputs[:1], self.targets[:1])
+        self._may_attend = True
+        with self.on_device():
+            self.activations = self.task.examine(self.inputs, self.targets)
+        if self.task.alone:
+            self.plan = plan = replace(plan, engine="sequential")
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:
             task.vectorised = False
         if plan.device == "cpu":
             keep_freed_memory()
-        with self._device():
+        with self.on_device():
             self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
         self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
         kind = PlainSGD if plan.device == "cpu" else GraphedSGD
         self._plain = kind(self.task, self.inputs, self.targets, plan)
+        self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
 
-    def _device(self) -> AbstractContextManager[Any]:
-        """Compute on the plan's device as it says: the current device and these settings are the process's."""
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Compute on the plan's device as it says: the current device and these settings are the process's. Attention
+        has the one form that CUDA can compute for many clients at once, and that gives the same bits twice."""
         device = self.plan.device
         if device == "cpu":
             return nullcontext()
@@ -128,7 +135,12 @@ class Cohort:
         if now != (tf32, tf32, True, False):
             products.allow_tf32 = convolutions.allow_tf32 = tf32
             convolutions.deterministic, convolutions.benchmark = True, False
-        return nullcontext() if device == "cuda" else torch.cuda.device(device)
+        with ExitStack() as stack:
+            if device != "cuda":
+                stack.enter_context(torch.cuda.device(device))
+            if self._may_attend:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            return stack.pop_all()
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
@@ -160,7 +172,7 @@ class Cohort:
         """Run every job to its end. What `may_be_late`, for a caller with one thread, can still be under way then, and
         in another order."""
         may_be_late &= self.works_ahead and torch.get_num_threads() == 1
-        with self._device():
+        with self.on_device():
             return self._train(jobs, keep_params, may_be_late)
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
@@ -264,24 +276,37 @@ class Cohort:
         index, counts = drawn.indices, drawn.counts
         weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
         keys = torch.as_tensor(jobs.keys, device=index.device)
-        return min(index.shape[1], jobs.work.batch_size), (index, weights, counts.to(self.plan.dtype), keys)
+        chunk = self._chunk(index.shape[1], jobs.work.batch_size)
+        return chunk, (index, weights, counts.to(self.plan.dtype), keys)
+
+    def _chunk(self, samples: int, most: int) -> int:
+        """How many of a client's samples are looked at in one go: all, where they are not each for itself."""
+        return samples if "loss" in self.task.coupled else min(samples, most)
 
     @torch.no_grad()
     def prepare(self, jobs: Jobs, state: Named) -> Named:
         """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
+        with self.on_device():
+            return self._prepare(jobs, state)
+
+    def _prepare(self, jobs: Jobs, state: Named) -> Named:
         counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
         index = torch.as_tensor(jobs.samples.padded(int(counts.max())), device=device).long()
         weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
             self.plan.dtype
         )
         local = (index, weights, weights.sum(1), torch.as_tensor(jobs.keys, device=device))
-        chunk = min(index.shape[1], work.batch_size)
+        chunk = self._chunk(index.shape[1], work.batch_size)
 
         def one(received: Tensor, state: Named, local: Any) -> Named:
             return work.prepare(self.task, received, state, self._client(chunk, local))
 
         prepared: Named
-        if len(jobs.models) == 1:  # layers that all share are not copied for each
+        if self.task.alone:
+            all_of = self._plain.received(jobs.models, jobs.received), state, local
+            rows = (tree_map(lambda values, i=i: values[i], all_of) for i in range(len(index)))
+            prepared = tree_map(lambda *parts: torch.stack(parts), *(one(*row) for row in rows))
+        elif len(jobs.models) == 1:  # layers that all share are not copied for each
             prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
         else:
             prepared = vmap(one)(self._plain.received(jobs.models, jobs.received), state, local)
@@ -387,7 +412,7 @@ class Cohort:
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
             key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
-            data = self._client(min(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            data = self._client(self._chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
             if type(work).score is not LocalSGD.score:
                 data = replace(data, scores=data.scan(partial(work.score, task, received)))
 

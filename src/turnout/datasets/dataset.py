@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,20 @@ from torch import Tensor
 from turnout.errors import UserError
 
 
+def as_tensor(what: str, values: Any) -> Tensor:
+    """A tensor as it is; NumPy's numbers, or a list of them, as float32 or int64."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"{what} are {type(values).__name__} of {array.dtype}; give a tensor or an array of numbers")
+    return torch.tensor(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """Samples before they are dealt to clients. `num_classes` None means regression."""
+    """Samples before they are dealt to clients: tensors, or NumPy arrays, which become tensors. `num_classes` None
+    means regression."""
 
     name: str
     inputs: Tensor  # [n, ...] float32, or int64 tokens
@@ -27,6 +39,9 @@ class Dataset:
     facts: dict[str, object] = field(default_factory=dict)  # what a generator knows: optimum, true components, ...
 
     def __post_init__(self) -> None:
+        for name in ("inputs", "targets", "test_inputs", "test_targets"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_tensor(f"dataset {self.name}: {name}", values))
         for label, inputs, targets in (
             ("training", self.inputs, self.targets),
             ("test", self.test_inputs, self.test_targets),

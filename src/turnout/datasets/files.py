@@ -10,7 +10,6 @@ import gzip
 import io
 import math
 import os
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -25,10 +24,8 @@ from numpy.typing import NDArray
 from turnout.errors import UserError, unknown
 
 VARIABLE = "TURNOUT_DATA"
-_DAMAGED = (  # what numpy raises, depending on which byte is wrong
-    *(ValueError, OSError, EOFError, MemoryError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
+_BLOCK = 1 << 24  # bytes unpacked in one go
+_BOMB = 1 << 28, 200  # bytes, and times the size of the file: what unpacks to more than both is not looked into
 MISSING = {"", "?", "na", "n/a", "nan", "null", "none"}
 
 
@@ -100,11 +97,29 @@ def require(dataset: str, module: str, package: str) -> Any:
 def read_bytes(dataset: str, path: Path) -> bytes:
     """The content, gunzipped if the name ends in .gz."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        blocks, size = [], 0
+        with gzip.open(path) as file:
+            while block := file.read(_BLOCK):
+                blocks.append(block)
+                size += len(block)
+                _refuse_bomb(dataset, path, size)
+        return b"".join(blocks)
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"dataset {dataset}: cannot read {path}: {reason}") from error
+
+
+def _refuse_bomb(dataset: str, path: Path, size: int) -> None:
+    """Refuse to unpack what is made to fill the memory."""
+    large, times = _BOMB
+    if size > max(large, times * path.stat().st_size):
+        raise UserError(
+            f"dataset {dataset}: {path} unpacks to more than {times} times its size; if that is right, unpack it first"
+        )
 
 
 def read_text(dataset: str, path: Path) -> str:
@@ -116,11 +131,17 @@ def read_text(dataset: str, path: Path) -> str:
 
 def read_numpy(dataset: str, path: Path, *required: str) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz by name, or the one of an .npy under the file's own name."""
+    raw = io.BytesIO(read_bytes(dataset, path))
     try:
-        content = np.load(io.BytesIO(read_bytes(dataset, path)), allow_pickle=False)
+        if zipfile.is_zipfile(raw):
+            _refuse_bomb(dataset, path, sum(member.file_size for member in zipfile.ZipFile(raw).infolist()))
+        raw.seek(0)
+        content = np.load(raw, allow_pickle=False)
         single = isinstance(content, np.ndarray)
         arrays = {path.stem: content} if single else {name: content[name] for name in content.files}
-    except _DAMAGED as error:
+    except UserError:
+        raise
+    except Exception as error:  # which one depends on which byte is wrong
         refused = "damaged, or it holds pickled objects, which are refused"
         raise UserError(f"dataset {dataset}: {path} is not a file of plain NumPy arrays; it is {refused}") from error
     for name in required:
@@ -156,7 +177,9 @@ def read_sheet(dataset: str, path: Path) -> NDArray[np.uint8]:
     image = require(dataset, "PIL.Image", "pillow")
     try:
         picture = np.asarray(image.open(io.BytesIO(read_bytes(dataset, path))).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # which one depends on which byte is wrong
         raise UserError(f"dataset {dataset}: {path} is not a picture that Pillow can read") from error
     height, width, _ = picture.shape
     if height % 32 or width % 32:

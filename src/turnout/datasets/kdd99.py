@@ -26,7 +26,7 @@ def load(
     *,
     folder: str | Path | None = None,
     labels: Literal["sign", "class"] = "sign",
-    max_bytes: float | None = 30_000,
+    max_bytes: float | None = 30_000.0,
     normalise: Scaling = "minmax",
     test_fraction: float = 0.2,
     seed: int = 0,

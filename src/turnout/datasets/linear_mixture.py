@@ -10,7 +10,7 @@ import torch
 from scipy.special import expit
 
 from turnout.datasets.dataset import Dataset
-from turnout.datasets.prepare import at_least, lognormal_sizes
+from turnout.datasets.prepare import at_least, lognormal_sizes, room
 from turnout.errors import UserError
 from turnout.random import generator, integers, key, normal, uniform
 
@@ -35,8 +35,11 @@ def load(
     """
     at_least("linear_mixture", 1, clients=clients, components=components, dims=dims, max_samples=max_samples)
     at_least("linear_mixture", 0, noise=noise, test_samples=test_samples)
-    if not alpha > 0:
-        raise UserError(f"dataset linear_mixture: option alpha={alpha} must be above 0")
+    if not 0 < alpha < np.inf:
+        raise UserError(f"dataset linear_mixture: option alpha={alpha} must be above 0 and finite")
+    samples, mixed = clients * (test_samples + min(max_samples, 50)), components * (clients + components)
+    room("linear_mixture", dims * (samples + components), clients=clients, dims=dims, test_samples=test_samples)
+    room("linear_mixture", mixed, clients=clients, components=components)
     theta = 2 * uniform(key(seed, "mixture theta", np.arange(components)), dims) - 1
     if hard:
         weights = np.eye(components)[integers(key(seed, "mixture pi", np.arange(clients)), 1, components)[:, 0]]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError, unknown
+from turnout.errors import UserError, check_room, unknown
 from turnout.random import key, normal, permutation
 
 Pixels = Literal["standard", "unit", "symmetric", "raw"]
@@ -31,6 +31,12 @@ def at_least(dataset: str, minimum: float, **options: float | None) -> None:
     for option, value in options.items():
         if value is not None and not value >= minimum:
             raise UserError(f"dataset {dataset}: option {option}={value} must be at least {minimum}")
+
+
+def room(dataset: str, numbers: float, **options: float | None) -> None:
+    """Refuse options that together make more numbers than this machine's memory holds."""
+    given = ", ".join(f"{option}={value}" for option, value in options.items())
+    check_room(f"dataset {dataset}: {given}", numbers)
 
 
 def fraction(dataset: str, value: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnout.datasets.dataset import Dataset
-from turnout.datasets.prepare import at_least
+from turnout.datasets.prepare import at_least, room
 from turnout.errors import UserError
 from turnout.random import key, normal
 
@@ -33,6 +33,8 @@ def load(
     unless given. Facts: `optimum` = sum p c theta / sum p c, the `optimal_loss` there, and what it was made of.
     """
     at_least("quadratics", 1, clients=clients, dims=dims, samples=samples)
+    many, wide = (clients, dims) if optima is None else (len(optima), 1)
+    room("quadratics", many * samples * (wide + 3), clients=many, dims=wide, samples=samples)
     if optima is None:
         theta = normal(key(seed, "quadratics optima", np.arange(clients)), dims)
     else:

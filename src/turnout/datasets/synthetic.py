@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from turnout.datasets.dataset import Dataset
-from turnout.datasets.prepare import at_least, fraction, lognormal_sizes
+from turnout.datasets.prepare import at_least, fraction, lognormal_sizes, room
 from turnout.random import key, normal
 
 
@@ -38,6 +38,7 @@ def load(
     at_least("synthetic", 1, clients=clients, dims=dims, max_samples=max_samples)
     at_least("synthetic", 2, classes=classes)
     fraction("synthetic", test_fraction)
+    room("synthetic", clients * dims * (classes + 50), clients=clients, dims=dims, classes=classes)
     rule = np.zeros(clients, np.int64) if iid else np.arange(clients)
     u = alpha * normal(key(seed, "synthetic u", rule), 1)
     weights = (u + normal(key(seed, "synthetic W", rule), dims * classes)).reshape(clients, dims, classes)
@@ -47,6 +48,7 @@ def load(
 
     drawn = seed if sample_seed is None else sample_seed
     sizes = lognormal_sizes(seed, clients, max_samples)
+    room("synthetic", int(sizes.sum()) * dims, clients=clients, dims=dims, max_samples=max_samples)
     inputs, targets = np.empty((sizes.sum(), dims), np.float32), np.empty(sizes.sum(), np.int64)
     ends = np.cumsum(sizes)
     for client, (size, end) in enumerate(zip(sizes, ends, strict=True)):

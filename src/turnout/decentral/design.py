@@ -211,5 +211,5 @@ def read_overlay(path: str | Path) -> tuple[Overlay, tuple[str, ...]]:
         return Matcha(document["overlay"], graph, colours, chances, alpha, seed), silos
     except OSError as error:
         raise UserError(f"overlay {path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except Exception as error:  # which one depends on what is wrong with it
         raise UserError(f"overlay {path}: not a file that `turnout topology design --out` wrote ({error!r})") from error

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from turnout.cohort.flat import Layout
 from turnout.deploy.screen import RejectedError, Rejection
+from turnout.deploy.wire import decode
 from turnout.errors import UserError
 from turnout.local.sgd import Named
 
@@ -260,12 +261,9 @@ class Arrays(Layout):
 def numbers_in(array: Array) -> np.ndarray[Any, Any]:
     """What an untrusted array holds."""
     try:
-        values: np.ndarray[Any, Any] = array.numpy()
+        return decode(array)
     except Exception as error:
         raise RejectedError(Rejection.UNDECODABLE) from error
-    if values.dtype.kind not in _NUMBERS:
-        raise RejectedError(Rejection.WRONG_DTYPE)
-    return values
 
 
 def model_in(content: RecordDict) -> ArrayRecord | None:

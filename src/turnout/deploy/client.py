@@ -6,7 +6,6 @@ It needs its own folder and nothing else: `config.toml`, `shard.safetensors`, an
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from turnout.cohort.carry_out import carry_out
 from turnout.cohort.threads import threads
 from turnout.cohort.train import Jobs
+from turnout.deploy.jobs import client_plan
 from turnout.deploy.memory import Memory
 from turnout.deploy.wire import (
     ANSWER,
@@ -53,7 +53,7 @@ class Worker:
             experiment.population,
             experiment.algorithm,
             seed=experiment.seed,
-            plan=replace(experiment.plan, engine="sequential"),  # nobody to vectorise with
+            plan=client_plan(experiment.plan),
             evaluation=Evaluation(train=experiment.evaluation.train),
         )
         self.task, self.cohort = self.engine.task, self.engine.cohort

@@ -4,6 +4,8 @@
     id = 0
     key = "MHYwEAYHKoZIzj0C..."
     samples = 120
+    test = 30               # held-out samples, at most; if left out, whatever number it says is believed
+    validation = 0
     region = 1              # if there are regions
     member = true           # false: a place that is not taken yet, or a client that has left
 
@@ -33,16 +35,24 @@ class Enrolled:
     samples: int
     region: int | None = None
     member: bool = True
+    test: int | None = None
+    validation: int | None = None
+
+    @property
+    def splits(self) -> dict[str, int | None]:
+        """How many samples it has of each kind, where that is known."""
+        return {"train": self.samples, "test": self.test, "validation": self.validation}
 
 
-_TYPES = {"id": int, "key": str, "samples": int, "region": int, "member": bool}
+_TYPES = {"id": int, "key": str, "samples": int, "test": int, "validation": int, "region": int, "member": bool}
 
 
 def write(path: Path, clients: list[Enrolled]) -> None:
     lines = []
     for number, client in enumerate(clients):
         lines += ["[[client]]", f"id = {number}", f'key = "{client.key}"', f"samples = {client.samples}"]
-        lines += [] if client.region is None else [f"region = {client.region}"]
+        optional = {"test": client.test, "validation": client.validation, "region": client.region}
+        lines += [f"{name} = {value}" for name, value in optional.items() if value is not None]
         lines += [f"member = {'true' if client.member else 'false'}", ""]
     write_text(path, "\n".join(lines))
 
@@ -63,6 +73,8 @@ def _enrolled(path: Path, number: int, row: dict[str, Any]) -> Enrolled:
             raise UserError(f"{path.name}: client {number} has {name} = {value!r}; allowed: {', '.join(_TYPES)}")
     if row.get("id") != number:
         raise UserError(f"{path.name}: client {number} has id = {row.get('id')}; ids are 0, 1, 2, ... in this order")
+    if min(row.get("test", 0), row.get("validation", 0)) < 0:
+        raise UserError(f"{path.name}: client {number} has test or validation below 0; leave out what is not known")
     if row.get("samples", 0) < 1 or not row.get("key"):
         raise UserError(f"{path.name}: client {number} needs a key and at least one sample")
     return Enrolled(**{name: value for name, value in row.items() if name != "id"})

@@ -30,7 +30,11 @@ def prepare(
     for client in range(population.size):
         own = folder / "clients" / str(client)
         region = None if population.regions is None else int(population.regions[client])
-        enrolled.append(Enrolled(keys.make_node_key(own / "node.key"), int(population.train.counts[client]), region))
+        splits = {name: getattr(population, name) for name in shard.SPLITS}
+        counts = {name: int(rows.counts[client]) for name, rows in splits.items() if rows is not None}
+        held_out = counts if data else {}  # who brings data has its own
+        key, test, validation = keys.make_node_key(own / "node.key"), held_out.get("test"), held_out.get("validation")
+        enrolled.append(Enrolled(key, counts["train"], region, True, test, validation))
         shutil.copy(server / "ca.pem", own / "ca.pem")
         write_text(own / "config.toml", configuration)
         if data:

@@ -1,7 +1,15 @@
-"""Jobs as they begin at real clients, and in a replay."""
+"""Jobs as they begin and are computed at real clients, and in a replay."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from turnout.cohort.engine import Engine, Results
+from turnout.cohort.plan import Plan
+from turnout.cohort.train import Jobs
 from turnout.errors import UserError
 from turnout.random import IntArray
 from turnout.server.dispatch import Invitation
@@ -39,3 +47,23 @@ def new_jobs(invitation: Invitation, clock: int, declared: IntArray) -> list[Job
         )
         for row, client in enumerate(invitation.ids.tolist())
     ]
+
+
+def client_plan(plan: Plan) -> Plan:
+    """How one client computes, with nobody to be vectorised with."""
+    return replace(plan, engine="sequential")
+
+
+class OneByOne(Engine):
+    """Carries out every job by itself, as its client did: jobs that are computed together are rounded otherwise."""
+
+    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+        results = []
+        for row, version in enumerate(versions):
+            alone = replace(jobs.take(np.array([row])), ahead=False)
+            results += [each._replace(rows=[row]) for each in super().carry_out(alone, [version], keep_params)]
+        return results
+
+    @property
+    def server_threads(self) -> int:
+        return self.cohort.plan.threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +20,8 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from turnout.deploy import enrol, keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
 from turnout.deploy.processes import Child, environment, free_port, program
-from turnout.deploy.server_app import FOLDER, MISTAKE, RUN
-from turnout.errors import UserError
+from turnout.deploy.server_app import FAILURE, FOLDER, MISTAKE, OVERWRITE, RUN
+from turnout.errors import FailedError, UserError
 
 _APP = b"""\
 [project]
@@ -38,7 +39,9 @@ clientapp = "turnout.deploy.client:app"
 [tool.flwr.app.config]
 folder = ""
 run = ""
+overwrite = false
 """
+_ROOM = 1 << 20  # bytes that a disk has free which is not full
 _START = 60.0  # seconds for a SuperLink to answer
 _RESTARTS = 3  # of a server that was killed
 
@@ -93,13 +96,18 @@ class Link:
         self.control.close()
         self.child.stop()
 
-    def start(self, run: Path) -> int:
+    def start(self, run: Path, overwrite: bool = False) -> int:
         """Begin a run, or go on with it; its number."""
-        (self.folder / MISTAKE).unlink(missing_ok=True)
+        for name in (MISTAKE, FAILURE):
+            (self.folder / name).unlink(missing_ok=True)
         content, _ = build_fab_from_files({"pyproject.toml": _APP})
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        options = {FOLDER: str(self.folder), RUN: str(run.resolve())}
-        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(options)))
+        options: dict[str, str | int | float] = {
+            FOLDER: str(self.folder),
+            RUN: str(run.resolve()),
+            OVERWRITE: overwrite,
+        }
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(options))
         return int(self.control.StartRun(request).run_id)
 
     def finished(self, number: int) -> str | None:
@@ -107,10 +115,10 @@ class Link:
         run = self.control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
         return str(run.status.sub_status) if run.status.status == "finished" else None
 
-    def carry_out(self, run: Path, poll: float = 0.5) -> None:
-        """Start a run and wait for its end; a server that was killed is started again, and goes on."""
-        for _ in range(1 + _RESTARTS):
-            number = self.start(run)
+    def carry_out(self, run: Path, overwrite: bool = False, poll: float = 0.5) -> None:
+        """Start a run and wait for its end; a server that was killed or has failed is started again, and goes on."""
+        for attempt in range(1 + _RESTARTS):
+            number = self.start(run, overwrite and attempt == 0)
             while (how := self.finished(number)) is None:
                 if not self.child.running():
                     raise UserError(f"deploy: the SuperLink has ended:\n{self.child.tail()}")
@@ -119,7 +127,11 @@ class Link:
                 return
             if (self.folder / MISTAKE).exists():
                 raise UserError((self.folder / MISTAKE).read_text(encoding="utf-8"))
-        raise UserError(f"deploy: the server failed {1 + _RESTARTS} times; see {self.child.log}:\n{self.child.tail()}")
+            if any(shutil.disk_usage(place).free < _ROOM for place in (self.folder, run.parent)):
+                raise UserError(f"deploy: there is no room left for {run}; free some, then go on with the same command")
+        told = self.folder / FAILURE
+        why = told.read_text(encoding="utf-8") if told.exists() else f"the server was killed:\n{self.child.tail()}"
+        raise FailedError(f"deploy, for the {1 + _RESTARTS}th time: {why}; see {run / 'log.txt'} and {self.child.log}")
 
 
 def node(folder: Path, address: str) -> Child:

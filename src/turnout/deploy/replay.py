@@ -1,9 +1,9 @@
 """A deployed run again, in virtual time: every job ends when and how it did, in the order in which the server learnt of
-it. What clients computed is computed here, so the model is the same up to rounding."""
+it. What clients computed is computed here, each alone as it was: the model is the same, to the bit where machines round
+alike."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.deploy.jobs import new_jobs
+from turnout.deploy.jobs import OneByOne, client_plan, new_jobs
 from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
 from turnout.errors import UserError
+from turnout.files import read_json, read_tensors
 from turnout.observe.history import History
 from turnout.population.population import Population
 from turnout.run import Experiment
@@ -33,6 +34,7 @@ class Replay(Simulation):
 
     def __init__(self, *args: Any, jobs: Columns, timeline: Iterable[Row], **options: Any) -> None:
         super().__init__(*args, **options)
+        self._engine = OneByOne(self.cohort)
         names = zip(jobs["client"].tolist(), jobs["job"].tolist(), strict=True)
         ends = zip(np.rint(jobs["ended_at"] * self._ticks).astype(np.int64).tolist(), jobs["outcome"], strict=True)
         self._ends: dict[tuple[int, int], tuple[int, str]] = {}
@@ -89,17 +91,15 @@ def as_recorded(population: Population) -> Population:
 
 def difference(experiment: Experiment, folder: Path) -> dict[str, float]:
     """Replay the run of a folder: the largest difference between a parameter of its model and the same one here."""
-    from safetensors.torch import load_file
-
     history, timeline = History(folder), Timeline(folder / "arrivals")
     assert history.jobs is not None
     for table in (history.jobs, timeline.table):
         assert table.folder is not None
         table.segments = sorted(path.name for path in table.folder.glob("*.parquet"))
-    rounds = int(json.loads((folder / "result.json").read_text(encoding="utf-8"))["rounds"])
+    rounds = int(read_json(folder / "result.json")["rounds"])
     jobs = history.jobs.read()
     server = replay(experiment, jobs, timeline.rows(), rounds)
-    recorded = server.task.from_state_dict(load_file(folder / "model.safetensors"))
+    recorded = server.task.from_state_dict(read_tensors(folder / "model.safetensors"))
     largest = float((server.output - recorded.to(server.output)).abs().max())
     return {"rounds": rounds, "jobs": len(jobs["job"]), "difference": largest}
 
@@ -113,7 +113,7 @@ def replay(experiment: Experiment, jobs: Columns, timeline: Iterable[Row], round
         jobs=jobs,
         timeline=timeline,
         seed=experiment.seed,
-        plan=experiment.plan,
+        plan=client_plan(experiment.plan),
         stopping=Stopping(rounds),
         evaluation=Evaluation(rounds=None, clients=1),
         privacy=experiment.privacy,

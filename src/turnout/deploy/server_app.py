@@ -3,6 +3,7 @@ the Grid. A run that was interrupted goes on from its checkpoint."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,25 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from turnout.deploy import shard
+from turnout.deploy.app import why
 from turnout.deploy.enrol import Enrolment
 from turnout.deploy.presence import Timeline
 from turnout.deploy.server import Deployment
 from turnout.deploy.settings import Deploy
-from turnout.errors import UserError
+from turnout.errors import FailedError, UserError
 from turnout.files import write_text
 from turnout.run import execute
 
-FOLDER, RUN = "folder", "run"  # of the run's configuration
+FOLDER, RUN, OVERWRITE = "folder", "run", "overwrite"  # of the run's configuration
 MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
+FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 
 app = ServerApp()
 
 
-def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
-    """Carry out the experiment of a server's folder; the record goes to `run`. `options` are those of `Deployment`."""
+def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **options: Any) -> None:
+    """Carry out the experiment of a server's folder; the record goes to `run`, where an earlier one goes on, or is
+    replaced. `options` are those of `Deployment`."""
     from turnout import config
 
     enrolment = Enrolment(folder / "clients.toml")
@@ -40,7 +44,7 @@ def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
         seed=settings["run"]["seed"],
         **enrolment.columns(),
     )
-    experiment, running, _ = config.build(settings, known=known)
+    experiment, running, complete = config.build(settings, known=known)
     deploy = Deploy(**settings.get("deploy", {}))
     if deploy.evaluate == "server" and experiment.population.central is None:
         raise UserError("deploy.evaluate: server, but it has no central test set; let the clients evaluate")
@@ -48,8 +52,9 @@ def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
         experiment,
         run,
         checkpoint_every=running.checkpoint_every,
-        resume=(run / "plan.json").exists(),
-        configuration=(folder / "config.toml").read_text(encoding="utf-8"),
+        resume=(run / "plan.json").exists() and not overwrite,
+        overwrite=overwrite,
+        configuration=config.as_toml(complete),
         kind=partial(
             Deployment, grid=grid, enrolment=enrolment, settings=deploy, timeline=Timeline(run / "arrivals"), **options
         ),
@@ -60,7 +65,16 @@ def serve(grid: Grid, folder: Path, run: Path, **options: Any) -> None:
 def main(grid: Grid, context: Context) -> None:
     folder, run = Path(str(context.run_config[FOLDER])), Path(str(context.run_config[RUN]))
     try:
-        serve(grid, folder, run)
+        serve(grid, folder, run, bool(context.run_config.get(OVERWRITE)))
     except UserError as error:
-        write_text(folder / MISTAKE, str(error))
+        _tell(folder / MISTAKE, str(error))
         raise
+    except Exception as error:
+        sentence = str(error) if isinstance(error, FailedError) else f"the server failed: {why(error)}"
+        _tell(folder / FAILURE, sentence)
+        raise
+
+
+def _tell(path: Path, sentence: str) -> None:
+    with suppress(UserError):  # of a disk that is full, as the error may be
+        write_text(path, sentence)

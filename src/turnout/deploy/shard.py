@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnout.datasets.dataset import Dataset
 from turnout.errors import UserError
-from turnout.files import write_durably
+from turnout.files import write_tensors
 from turnout.population.population import Population
 from turnout.population.ragged import Ragged
 
@@ -20,11 +20,9 @@ SPLITS = ("train", "test", "validation")
 
 
 def _write(path: Path, tensors: dict[str, Tensor], classes: int | None) -> None:
-    from safetensors.torch import save_file
-
     whole = {name: value.contiguous().clone() for name, value in tensors.items()}
     metadata = {"classes": "" if classes is None else str(classes)}
-    write_durably(path, lambda partial: save_file(whole, partial, metadata=metadata))
+    write_tensors(path, whole, metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:

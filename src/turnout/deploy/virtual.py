@@ -47,7 +47,7 @@ class AppTask(Task):
         self.module, self.layout = nn.Module(), Arrays(record)
         self.initial = self.layout.vector(record)
 
-    def activations(self, sample: Tensor, target: Tensor) -> int:
+    def examine(self, inputs: Tensor, targets: Tensor) -> int:
         return 0
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
@@ -60,6 +60,9 @@ class AppWork(LocalSGD):
     fast a step or a sample; the app itself is not told."""
 
     lr: float = 0.0
+
+    def lost_to(self, other: str) -> UserError:
+        return _not_for_apps(other)
 
 
 def enrol(clients: Clients, opening: Opening, seed: int) -> IntArray:
@@ -85,9 +88,9 @@ def samples_of(counts: IntArray) -> Dataset:
     return Dataset("app", torch.zeros(len(owner), 0), torch.zeros(len(owner)), None, groups=owner)
 
 
-def _not_for_apps(algorithm: Algorithm) -> UserError:
+def _not_for_apps(algorithm: str) -> UserError:
     return UserError(
-        f"algorithm.name: {type(algorithm).__name__} tells clients what to compute, and that is the business of a "
+        f"algorithm.name: {algorithm} tells clients what to compute, and that is the business of a "
         "Flower app; take one that only uses what clients return, as fedavg or fedbuff"
     )
 
@@ -108,10 +111,10 @@ class AppSimulation(Simulation):
     ) -> None:
         self.people, self.opening, self.arrays = people, opening, task.layout
         if type(algorithm).trained_task is not Algorithm.trained_task:
-            raise _not_for_apps(algorithm)
+            raise _not_for_apps(type(algorithm).__name__)
         super().__init__(task, population, algorithm, **options)
         if self.population.size != people.count:
-            raise _not_for_apps(algorithm)
+            raise _not_for_apps(type(algorithm).__name__)
         self._sent: tuple[Tensor, ArrayRecord] | None = None  # the model last sent, as a record
         self._reported: list[tuple[int, dict[str, float]]] = []  # in this round: samples, and what was said of them
         self._evaluated: dict[str, ByClient] = {}  # the last time
@@ -130,7 +133,7 @@ class AppSimulation(Simulation):
     ) -> None:
         own = any(isinstance(value, np.ndarray) for value in vars(work).values())
         if not isinstance(work, AppWork) or own or work.report or work.transform or among is not None:
-            raise _not_for_apps(self.algorithm)
+            raise _not_for_apps(type(self.algorithm).__name__)
         super().invite(clients, work, model, hold=hold, again=again)
 
     def _finish(self, jobs: list[Job]) -> None:

@@ -7,23 +7,31 @@ answer. A client that is asked the same again gives the same answer, and its sta
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+import math
+import re
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from io import BytesIO
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
 from torch import Tensor
 
 from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.state import known_works
+from turnout.server.state import known_works, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
-NEEDS_MODEL, NEEDS_STATE = "model", "state"  # what a client may say that it does not have
+NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
+_MAGIC = b"\x93NUMPY\x01\x00"
+_LONGEST_HEADER = 512  # bytes
+_HEADER = re.compile(
+    rb"\{'descr': '(?P<dtype>[<>|](?:f[248]|[iu][1248]|b1))', 'fortran_order': (?P<fortran>True|False), "
+    rb"'shape': \((?P<shape>(?:[0-9]{1,19},|[0-9]{1,19}(?:, [0-9]{1,19}){1,31})?)\), \} *\n"
+)
 
 
 def fingerprint(*tensors: Tensor) -> str:
@@ -52,7 +60,7 @@ class Request:
     @cached_property
     def name(self) -> str:
         """The digest of what decides the answer; the same question may be asked under two job numbers."""
-        kind, values, tensors = _work_parts(self.work)
+        kind, values, tensors = work_parts(self.work)
         decisive = [self.client, self.version, self.key, kind, values, self.options, self.model, self.state]
         text = json.dumps([*decisive, sorted(tensors)], sort_keys=True)
         return blake2b(text.encode() + fingerprint(*_in_order(tensors)).encode(), digest_size=16).hexdigest()
@@ -62,17 +70,9 @@ def _in_order(tensors: Named) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
-    """Its class by name, its numbers and words, its tensors."""
-    values = {part.name: getattr(work, part.name) for part in fields(work)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    plain = {name: value for name, value in values.items() if name not in tensors}
-    return f"{type(work).__module__}.{type(work).__qualname__}", plain, tensors
-
-
 def pack(request: Request, model: Array | None) -> RecordDict:
     """The question as a message; without a model the client has it already."""
-    kind, values, tensors = _work_parts(request.work)
+    kind, values, tensors = work_parts(request.work)
     text = json.dumps({"kind": kind, "values": values, "options": request.options})
     names = ("client", "number", "version", "key", "model", "state", "memory", "goes_on")
     asked = ConfigRecord({"work": text} | {name: getattr(request, name) for name in names})
@@ -118,12 +118,17 @@ def encode(tensor: Tensor) -> Array:
     return Array(tensor.detach().cpu().contiguous().numpy())
 
 
-def decode(array: Array) -> tuple[tuple[int, ...], np.dtype[Any], bytes]:
-    """Shape, type and bytes as the array's own header says; nothing larger than what has arrived is ever made."""
-    buffer = BytesIO(array.data)
-    if np.lib.format.read_magic(buffer) != (1, 0):
-        raise ValueError("not an array of the first format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
-    if fortran and len(shape) > 1:
-        raise ValueError("columns before rows")
-    return shape, dtype, buffer.read()
+def decode(array: Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Numbers that somebody untrusted has sent as NumPy writes them; anything else is a `ValueError`. No more memory is
+    ever taken than has arrived."""
+    start = len(_MAGIC) + 2
+    length = int.from_bytes(array.data[len(_MAGIC) : start], "little")
+    found = _HEADER.fullmatch(array.data[start : start + length]) if length <= _LONGEST_HEADER else None
+    if array.stype != SType.NUMPY or not array.data.startswith(_MAGIC) or found is None:
+        raise ValueError("not an array as NumPy writes it")
+    dtype = np.dtype(found["dtype"].decode())
+    shape = tuple(int(size) for size in found["shape"].replace(b",", b" ").split())
+    if dtype.itemsize * math.prod(shape) != len(array.data) - start - length:
+        raise ValueError("another number of bytes than its shape says")
+    order: Literal["C", "F"] = "F" if found["fortran"] == b"True" else "C"
+    return np.ndarray(shape, dtype, array.data, start + length, order=order)

@@ -34,7 +34,7 @@ class HeadSGD(LocalSGD):
     def private(self, task: Task) -> list[bool]:
         """Which parameters of the task's layout belong to the head."""
         layers = dict(task.module.named_modules())
-        names = [name.strip() for name in self.head.split(",") if name.strip()] or [_last(layers)]
+        names = [name.strip() for name in self.head.split(",") if name.strip()] or [_last_linear(task)]
         for name in names:
             if name not in layers:
                 known = ", ".join(filter(None, layers))
@@ -97,9 +97,11 @@ class HeadSGD(LocalSGD):
         return task.outputs(self.joined(task, received, state), inputs)
 
 
-def _last(layers: dict[str, nn.Module]) -> str:
-    """The last fully connected layer; in a model without any the last one with parameters."""
-    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
-    return (linear or [name for name, layer in layers.items() if any(True for _ in layer.parameters(recurse=False))])[
-        -1
-    ]
+def _last_linear(task: Task) -> str:
+    """The last fully connected layer in the order of a pass, or of their definition before there was one."""
+    layers = dict(task.module.named_modules())
+    linear = [name for name in task.layer_shapes or layers if isinstance(layers[name], nn.Linear)]
+    if not linear:
+        known = ", ".join(filter(None, layers))
+        raise UserError(f"algorithm.head: the model has no fully connected layer; name the head's layers, of {known}")
+    return linear[-1]

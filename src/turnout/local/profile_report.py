@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,12 +16,6 @@ from turnout.task import Task
 class ProfileReport(LocalSGD):
     """Answers with its report alone (`report` profile:LAYER), in the time of one pass over the client's samples; the
     other settings are those of the training that pass is compared with."""
-
-    @classmethod
-    def like(cls, training: LocalSGD, report: str) -> Self:
-        """For clients that train like that."""
-        settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
-        return cls(**{**settings, "report": report})
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
         return np.zeros_like(np.asarray(counts, np.int64))

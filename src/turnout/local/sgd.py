@@ -96,6 +96,7 @@ class LocalSGD:
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
+    MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
@@ -120,6 +121,9 @@ class LocalSGD:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
             raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
+        for name in ("epochs", "steps"):
+            if (value := getattr(self, name)) is not None and np.any(np.asarray(value) > self.MOST):
+                raise UserError(f"local.{name}: {value} must be at most {self.MOST}")
         if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
             raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
         lows = {"epochs": 0, "batch_size": 1}
@@ -130,8 +134,24 @@ class LocalSGD:
 
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:
-        """This kind of work with the settings of another."""
+        """This kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or this
+        kind is made of that one and replaces none of the numbers that one adds."""
+        added = {part.name for part in fields(base)} - {part.name for part in fields(LocalSGD)}
+        if not issubclass(cls, type(base)) or added & more.keys():
+            raise base.lost_to(cls.__name__)
         return cls(**{part.name: getattr(base, part.name) for part in fields(base)} | more)
+
+    @classmethod
+    def like(cls, training: LocalSGD, **more: Any) -> Self:
+        """This kind of work, which does not train, for clients that train like that."""
+        return cls(**{part.name: getattr(training, part.name) for part in fields(LocalSGD)} | more)
+
+    def lost_to(self, other: str) -> UserError:
+        """What is said where another work would take the place of this one."""
+        return UserError(
+            f"local: the {type(self).__name__} given would be replaced by {other}, and what it adds to LocalSGD lost; "
+            "give a plain LocalSGD, or take an algorithm that leaves the local work as it is, such as fedavg"
+        )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
         """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""

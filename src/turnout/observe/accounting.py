@@ -22,13 +22,14 @@ from torch import Tensor
 
 from turnout.errors import UserError
 from turnout.imports import extra, optional
-from turnout.local.transforms import Clip, Noise, noise_of
+from turnout.local.transforms import Clip, Noise
 from turnout.observe.observer import Observer, Round
 from turnout.random import IntArray
 from turnout.sampling.fill import Fill
 from turnout.sampling.sampler import Independent
 from turnout.sampling.uniform import Uniform
-from turnout.server.privacy import Privacy
+from turnout.server.privacy import Privacy, promised_noise
+from turnout.server.sealed import foreign
 from turnout.server.updates import ARRIVED
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Accounting(Observer):
         self.delta, self.epsilon = delta, 0.0
         self.spent = self.lost = 0  # events; of rounds that may have been computed before a resume
         self.words = ""  # what is composed
+        self.assumes = ""  # what only the author of an algorithm knows
 
     def begin(self, event: Any, relation: Any, words: str) -> None:
         package = accounting()
@@ -73,8 +75,9 @@ class Accounting(Observer):
 
     @property
     def findings(self) -> dict[str, Any]:
-        facts = {"private": True, "epsilon": self.epsilon, "delta": self.delta}
-        return facts | {"events": self.spent + self.lost, "of": self.words}
+        facts: dict[str, Any] = {"private": True, "epsilon": self.epsilon, "delta": self.delta}
+        facts |= {"events": self.spent + self.lost, "of": self.words}
+        return facts | ({"assumes": self.assumes} if self.assumes else {})
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"spent": self.spent, "lost": self.lost}, {}
@@ -94,6 +97,9 @@ class CentralAccounting(Accounting):
 
     def on_start(self, server: Server) -> None:
         package, noise = accounting(), self.settings.noise
+        if foreign(server.algorithm):
+            name = type(server.algorithm).__name__
+            self.assumes = f"{name} takes nothing from clients but the sums of its steps, as it says of itself"
         relations, gaussian = package.NeighboringRelation, package.GaussianDpEvent(noise)
         if not self.settings.amplified:
             return self.begin(gaussian, relations.REPLACE_SPECIAL, f"gaussian({noise:g})")
@@ -160,7 +166,7 @@ def accountants(server: Server, settings: Privacy | None) -> tuple[dict[str, Acc
     """Who counts, by the kind of noise; and what is to be said of noise that hides nothing."""
     found: dict[str, Accounting] = {}
     open_noise: dict[str, dict[str, Any]] = {}
-    local = noise_of(getattr(getattr(server.algorithm, "local", None), "transform", ""))
+    local = promised_noise(server)
     if settings is not None and not settings.noise and local is None:
         raise UserError("privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.transform")
     if server.privacy is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from turnout.files import write_durably
+from turnout.files import reading, write_durably
 from turnout.observe.observer import NO_FACTS, Observer, Round
 from turnout.random import FloatArray, IntArray
 from turnout.server.updates import ARRIVED, together
@@ -124,8 +124,13 @@ def read_segments(paths: Sequence[Path]) -> dict[str, np.ndarray[Any, Any]]:
 
     if not paths:
         return {}
-    table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-    return {name: table[name].to_numpy() for name in table.column_names}
+    tables = []
+    for path in paths:
+        with reading(path):
+            tables.append(pq.read_table(path))
+    with reading(paths[0].parent):
+        table = pa.concat_tables(tables, promote_options="default")
+        return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def _none(rows: int) -> np.ndarray[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnout.files import append_lines
 from turnout.observe.observer import Event, Observer
 
 if TYPE_CHECKING:
@@ -17,12 +18,8 @@ class Log(Observer):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def _write(self, line: str) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
     def on_event(self, server: Server, event: Event) -> None:
-        self._write(str(event))
+        append_lines(self.path, [str(event)])
 
     def on_end(self, server: Server) -> None:
-        self._write(f"round {server.version}, {server.now:.6g} s: stopped ({server.stopped})")
+        append_lines(self.path, [f"round {server.version}, {server.now:.6g} s: stopped ({server.stopped})"])

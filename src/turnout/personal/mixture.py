@@ -115,9 +115,12 @@ class MixtureTask(Task):
     def represented(self, params: Tensor, inputs: Tensor, layer: str | None) -> tuple[Tensor, Tensor]:
         raise UserError("layer: a mixture has none of its own to look at; its components have")
 
-    def activations(self, sample: Tensor, target: Tensor) -> int:
-        total = self.components * self.component.activations(sample, target)
-        self.layer_shapes = self.component.layer_shapes
+    def examine(self, inputs: Tensor, targets: Tensor) -> int:
+        one, total = self.component, self.components * self.component.examine(inputs, targets)
+        if "loss" in one.coupled:
+            raise UserError(f"algorithm: a mixture weighs the losses of single samples, and {one.alone}")
+        self.loss, self.metrics, self.layer_shapes = one.loss, one.metrics, one.layer_shapes
+        self.coupled, self.alone = one.coupled, one.alone
         return total
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from turnout import random
 from turnout.errors import UserError
-from turnout.files import write_durably
+from turnout.files import write_tensors
 from turnout.personal.datastore import Datastore, check_capacity, check_growth, fingerprint, room
 from turnout.personal.knn import KNN, check_votes, flat, mixed
 from turnout.task import look_inside
@@ -205,14 +205,12 @@ class KNNPersonaliser:
 
     def save(self, path: Path) -> None:
         """The memory, lambda and how to vote, as safetensors; not the model."""
-        from safetensors.torch import save_file
-
         store, held = self._fitted()
         tensors = {"keys": store.keys, "values": store.values}
         tensors |= {f"held.{name}": part for name, part in held._asdict().items()}
         facts = {"model": store.model, "interpolation": self.interpolation, "knn": asdict(self.knn)}
         ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        write_durably(Path(path), lambda part: save_file(ready, part, metadata={"facts": json.dumps(facts)}))
+        write_tensors(Path(path), ready, {"facts": json.dumps(facts)})
 
     def load(self, path: Path) -> Self:
         """What was saved, for the same model."""

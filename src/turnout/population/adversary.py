@@ -11,7 +11,7 @@ It only silences. It never alters an update, and what it has silenced looks to t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,6 +48,8 @@ class Adversary:
     restart) cannot be silenced unless it is 0. The adversary acts from round `begins` on and until round `ends`.
     Answers that carry no update (reports) pass. Fields with `init=False` are state, as those of an algorithm.
     """
+
+    looks_at_data: ClassVar[bool] = True  # a class whose choice follows from no update declares False itself
 
     budget: float
     leave: int = field(default=1, kw_only=True)
@@ -104,6 +106,8 @@ def nobody() -> None:
 class Random(Adversary):
     """Anybody, within the budget."""
 
+    looks_at_data: ClassVar[bool] = False
+
     def wanted(self, server: Server, updates: Updates, room: Room) -> IntArray:
         return self.shuffled(server, updates)
 
@@ -114,6 +118,8 @@ class Silence(Adversary):
 
     With `ends` they sleep until that round; `turnout.robustness.shadow.candidates` finds clients worth silencing.
     """
+
+    looks_at_data: ClassVar[bool] = False
 
     clients: list[int]
 
@@ -154,6 +160,8 @@ class WorstCase(Adversary):
 @dataclass
 class Starve(Adversary):
     """Those it has let through least often so far, so that some are never heard."""
+
+    looks_at_data: ClassVar[bool] = False
 
     heard: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from turnout import random
-from turnout.errors import UserError, check_positive
+from turnout.errors import UserError
 from turnout.random import IntArray
 
 MOST_PERIODS = 1_000_000
@@ -17,7 +17,7 @@ Arrivals = Callable[[int, IntArray, int], IntArray]  # seed, [N] samples a clien
 
 def constant(rate: float = 1.0) -> Arrivals:
     """`rate` samples a period; of a broken number whenever a whole one has come together, the first at once."""
-    check_positive("stream.rate", rate)
+    _check_rate(rate)
 
     def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
         before, after = (int(np.ceil(np.round(number * rate, 9))) for number in (period, period + 1))
@@ -49,7 +49,7 @@ def once(periods: int = 100) -> Arrivals:
 
 def poisson(rate: float = 1.0) -> Arrivals:
     """`rate` samples a period in the mean, independently."""
-    check_positive("stream.rate", rate)
+    _check_rate(rate)
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
         u = random.uniform(random.key(seed, "poisson", np.arange(len(samples)), period), 1)[:, 0]
@@ -101,5 +101,11 @@ def periods(arrivals: Arrivals, samples: IntArray, seed: int) -> IntArray:
 
 
 def _check(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"stream.{name}: {value} must be at least 1")
+    if not 1 <= value <= MOST_PERIODS:
+        raise UserError(f"stream.{name}: {value} must be from 1 to {MOST_PERIODS}")
+
+
+def _check_rate(rate: float) -> None:
+    """A slower stream brings no second sample while anybody waits; a faster one more than any client has."""
+    if not 1 / MOST_PERIODS <= rate <= 1e12:
+        raise UserError(f"stream.rate: {rate} must be from {1 / MOST_PERIODS} to 1e12")

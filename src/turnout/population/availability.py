@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout import random
-from turnout.errors import UserError
+from turnout.errors import UserError, check_seconds
 from turnout.population.devices import PerClient, choose, column, require
 from turnout.random import FloatArray, IntArray
 
@@ -106,8 +106,10 @@ class Detection:
 
     def __post_init__(self) -> None:
         choose("detection: kind", self.kind, "oracle", "heartbeat", "none")
-        if self.kind == "heartbeat" and not 0 < self.seconds < np.inf:
-            raise UserError(f"detection: a heartbeat of {self.seconds} seconds; it must be positive and finite")
+        if self.kind == "heartbeat":
+            check_seconds("detection.seconds", self.seconds)
+        elif not 0 <= self.seconds < np.inf:
+            raise UserError(f"detection.seconds: {self.seconds} must be at least 0 and finite")
 
 
 def check_probability(name: str, value: PerClient) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from turnout import random
-from turnout.errors import UserError, check_seconds
+from turnout.errors import UserError, check_room, check_seconds
 from turnout.population.availability import MICRO, Availability, BoolArray, Clock, check_probability
 from turnout.population.devices import PerClient, check_ids, choose, column, require
 from turnout.random import FloatArray, IntArray
@@ -374,6 +374,7 @@ def clustered(clients: int = 100, clusters: int = 10, high: float = 0.9, low: fl
     """
     if clusters < 1:
         raise UserError(f"clustered: clusters is {clusters}; it must be at least 1")
+    check_room(f"clustered: clusters is {clusters}, which", 16 * clusters)
     cluster = np.arange(clusters)
     first = cluster < clusters // 2
     chains = Markov(np.where(first, high, low), np.where(first, 0.0, cluster / clusters))

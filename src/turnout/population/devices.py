@@ -97,6 +97,8 @@ class Evenly(_Certain):
             raise UserError(f"fx: percent is {self.percent}; it must be at least 0 and below 100")
         if self.clients < 1:
             raise UserError(f"fx: clients is {self.clients}; it must be at least 1")
+        if self.ticks > 2**53:
+            raise UserError(f"fx: percent is {self.percent}; no clock is so fine, give it fewer digits")
 
     @property
     def share(self) -> Fraction:
@@ -367,6 +369,8 @@ def choose(name: str, value: str, *allowed: str) -> None:
 
 def positive(name: str, value: PerClient) -> None:
     values = np.asarray(value)
+    if not values.size:
+        raise UserError(f"{name} is an empty list; give one number, or one a client")
     require(name, values, (values > 0) & (values < np.inf), "positive and finite")
 
 
@@ -389,7 +393,8 @@ def _read(path: str | os.PathLike[str]) -> FloatArray:
                 file, delimiter=",", usecols=(names.index("client"), names.index("seconds")), ndmin=2
             ).T
     except (OSError, ValueError) as error:
-        raise UserError(f"devices table {os.fspath(path)}: {error}; it needs the columns client,seconds") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"devices table {os.fspath(path)!r}: {why}; it needs the columns client,seconds") from error
     order = np.argsort(client, kind="stable")
     if not np.array_equal(client[order], np.arange(len(client))):
         raise UserError(f"devices table {os.fspath(path)}: clients must be 0, 1, 2, ..., each exactly once")

@@ -47,7 +47,7 @@ def read(folder: Path) -> Any:
         return _made(json.loads((folder / _FACTS).read_text(encoding="utf-8")), folder)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except Exception as error:  # which one depends on which byte is wrong
         raise UserError(f"population: {folder} is not what Population.save writes ({error}); save it again") from error
 
 
@@ -70,7 +70,7 @@ def _described(place: str, value: Any, columns: dict[str, NDArray[Any]]) -> Any:
         return {"tensor": place}
     module = type(value).__module__
     if is_dataclass(value) and module.startswith(f"{_PACKAGE}."):
-        own = {part.name: getattr(value, part.name) for part in fields(value) if part.init}
+        own = {part.name: getattr(value, part.name) for part in fields(value) if part.init and part.name != "dealt"}
         parts = {name: _described(f"{place}.{name}", part, columns) for name, part in own.items()}
         return {"class": f"{module.removeprefix(f'{_PACKAGE}.')}.{type(value).__name__}", "parts": parts}
     kind = type(value).__name__

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnout import random
 from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError
+from turnout.errors import UserError, check_room
 from turnout.population.ragged import Ragged
 from turnout.random import IntArray
 
@@ -38,8 +38,8 @@ def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
     _enough(len(data), clients)
-    if not relative_sd >= 0:
-        raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0")
+    if not 0 <= relative_sd < np.inf:
+        raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0 and finite")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
@@ -201,13 +201,19 @@ def dirichlet_equal(
     labels, classes = _labels(data, "dirichlet_equal", part)
     if clients < 1:
         raise UserError(f"partition dirichlet_equal: {clients} clients; there must be at least 1")
-    given = np.asarray(len(data) // clients if sizes is None else sizes, np.int64)
+    given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
+    if not (np.abs(given) <= 2**53).all():
+        raise UserError(
+            f"partition dirichlet_equal: sizes of up to {np.abs(given).max():.3g} are no numbers of samples"
+        )
+    given = given.astype(np.int64)
     if given.shape not in ((), (clients,)):
         raise UserError(
             f"partition dirichlet_equal: {given.size} sizes for {clients} clients; give one, or one a client"
         )
     _refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
     counts = np.broadcast_to(given if part == "train" else np.maximum(given // 5, 1), clients)
+    check_room("partition dirichlet_equal: so many samples", 4 * float(counts.sum(dtype=float)))
     if not replace and counts.sum() > len(labels):
         raise UserError(
             f"partition dirichlet_equal ({part}): {counts.sum()} samples asked without replacement, {len(labels)} exist"
@@ -343,10 +349,11 @@ def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray
     known = data.facts.get("coarse_of_fine") if isinstance(data, Dataset) else None
     if given is None and known is None:
         raise UserError("partition pachinko: superclasses are not known; give that of every class, or use dirichlet")
-    parent = np.asarray(known if given is None else given, np.int64)
-    if parent.shape != (classes,) or parent.min() < 0:
-        raise UserError(f"partition pachinko: superclasses must be {classes} numbers of at least 0, one a class")
-    return parent
+    parent = np.asarray(known if given is None else given, np.float64)
+    most = max(classes, 1000)
+    if parent.shape != (classes,) or not ((parent >= 0) & (parent < most)).all():
+        raise UserError(f"partition pachinko: superclasses must be {classes} numbers from 0 to {most - 1}, one a class")
+    return parent.astype(np.int64)
 
 
 def _times_before(values: IntArray, count: int) -> IntArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.datasets.dataset import Dataset
+from turnout.datasets.dataset import Dataset, as_tensor
 from turnout.errors import UserError, unknown
 from turnout.population import folder
 from turnout.population.adversary import Adversary
@@ -56,6 +56,17 @@ def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, see
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """How a population was dealt by a seed that nobody gave: `again` deals it by another."""
+
+    again: Callable[[int], Population]
+    first: Population
+
+
+_SAMPLES = ("inputs", "targets", "train", "test", "central", "validation", "stream")
+
+
+@dataclass(frozen=True)
 class Population:
     """N clients: their data, importance, hardware, links, presence and reliability.
 
@@ -86,8 +97,14 @@ class Population:
     power: Power | None = None  # what devices draw; None: nobody asks
     model_bytes: int | None = None  # size of a model on the wire, when it is not 4 or 8 bytes a parameter
     seed: int = 0  # of devices, links, availability and crashes: one world for every algorithm
+    dealt: Dealt | None = field(default=None, repr=False, compare=False)  # where a run's seed is to deal it
 
     def __post_init__(self) -> None:
+        for part in fields(self):
+            if part.default_factory is not MISSING and getattr(self, part.name) is None:
+                object.__setattr__(self, part.name, part.default_factory())
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, as_tensor(f"population: {name}", getattr(self, name)))
         empty = np.flatnonzero(self.train.counts == 0)
         if len(self.train) == 0:
             raise UserError("population: it has no clients")
@@ -130,7 +147,7 @@ class Population:
         clients: int,
         partition: str | Callable[..., Ragged] = "iid",
         *,
-        seed: int = 0,
+        seed: int | None = None,
         test: str = "split",
         test_fraction: float = 0.2,
         validation_fraction: float = 0.0,
@@ -143,8 +160,18 @@ class Population:
         Where clients test: `split` keeps `test_fraction` of each client's samples for that, `matched` deals the
         dataset's test set by the same rule, `none` leaves them the central test set only. `validation_fraction` of what
         is left to train on is held back too. `unseen_fraction` of the clients never join: they are only evaluated.
-        `columns` are the other fields of a population: importance, devices, links, ...
+        `columns` are the other fields of a population: importance, devices, links, ... Without a `seed` the run's seed
+        deals, and draws what happens: what is returned is what a run of seed 0 has.
         """
+        if seed is None:
+            fractions = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
+            fractions |= {"unseen_fraction": unseen_fraction}
+            rest = {"test": test, "partition_options": partition_options, **fractions, **columns}
+
+            def again(seed: int) -> Population:
+                return cls.of(dataset, clients, partition, seed=seed, **rest)
+
+            return again(0)._dealt_by(again)
         if isinstance(partition, str):
             if partition not in PARTITIONS:
                 raise unknown("partition", partition, PARTITIONS)
@@ -175,6 +202,25 @@ class Population:
             columns["joined_at"] = _never_join(columns.get("joined_at"), unseen_fraction, len(rows), seed)
         return cls(inputs, targets, rows, tests, central, validation, seed=seed, **columns)
 
+    def _dealt_by(self, again: Callable[[int], Population]) -> Population:
+        object.__setattr__(self, "dealt", Dealt(again, self))
+        return self
+
+    def seeded(self, seed: int) -> Population:
+        """The same clients, dealt and drawn by the seed of a run, unless they have their own. What was replaced since
+        they were dealt stays."""
+        if self.dealt is None or seed == self.seed:
+            return self
+        own = [part.name for part in fields(self) if part.init and part.name not in ("dealt", "seed")]
+        changed = [name for name in own if getattr(self, name) is not getattr(self.dealt.first, name)]
+        for name in _SAMPLES:
+            if name in changed:
+                raise UserError(
+                    f"population.{name}: changed after it was dealt by seed {self.seed}, and the run's seed is {seed}; "
+                    "give Population.of the seed it is to have"
+                )
+        return replace(self.dealt.again(seed), **{name: getattr(self, name) for name in changed})
+
     def save(self, path: str | Path) -> None:
         """Write it as a folder: a .npy file for each column, and what else there is as JSON."""
         folder.write(self, Path(path))
@@ -204,7 +250,15 @@ class Population:
         rows = in_order(self.train, self.targets, drift, self.seed)
         when = np.zeros(len(self.targets), np.int64)
         when[rows.values] = periods(arrivals, rows.counts, self.seed)
-        return replace(self, train=rows, stream=Stream(when, chosen(fresh, self.size, self.seed), memory, seconds))
+        stream = Stream(when, chosen(fresh, self.size, self.seed), memory, seconds)
+        streaming = replace(self, train=rows, stream=stream, dealt=None)
+        if self.dealt is None:
+            return streaming
+
+        def again(seed: int) -> Population:
+            return self.seeded(seed).streaming(arrivals, memory, fresh=fresh, drift=drift, seconds=seconds)
+
+        return streaming._dealt_by(again)
 
     @property
     def size(self) -> int:

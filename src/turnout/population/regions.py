@@ -19,8 +19,8 @@ def deal(clients: int, edges: int, seed: int = 0, *, relative_sd: float = 0.0) -
     """
     if not 1 <= edges <= clients:
         raise UserError(f"clients.regions: {edges} must be from 1 to the {clients} clients")
-    if not relative_sd >= 0:
-        raise UserError(f"clients.region_sd: {relative_sd} must be at least 0")
+    if not 0 <= relative_sd < np.inf:
+        raise UserError(f"clients.region_sd: {relative_sd} must be at least 0 and finite")
     draws = random.normal(random.key(seed, "region size", np.arange(edges)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), clients)
     region = np.empty(clients, np.int64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.evaluate import Evaluator, sample_measures
+from turnout.cohort.evaluate import Evaluator, check_separate, sample_measures
 from turnout.cohort.threads import threads
 from turnout.cohort.train import Cohort
 from turnout.errors import UserError
@@ -31,6 +31,7 @@ class Exposed:
             inputs, targets = torch.cat([inputs, people.central[0]]), torch.cat([targets, people.central[1]])
         task = experiment.algorithm.trained_task(experiment.task)
         self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve(task))
+        check_separate(self.cohort.task)
         self.trained = np.zeros(len(inputs), bool)
         self.trained[people.train.values] = True
 

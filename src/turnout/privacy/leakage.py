@@ -7,7 +7,7 @@ is better than another only if it is better in all three.
 
 from __future__ import annotations
 
-import json
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from turnout.algorithms.werm import WERM
-from turnout.cohort.evaluate import sample_measures
+from turnout.cohort.evaluate import check_separate, sample_measures
 from turnout.errors import UserError, unknown
+from turnout.files import read_json, read_tensors
 from turnout.privacy.attacks import KINDS, Leakage, attack, attack_groups, membership_scores
 from turnout.privacy.exposed import Exposed
 from turnout.random import FloatArray, IntArray
 from turnout.run import Experiment
+from turnout.run_folder import READ, check_is_run, examine
 from turnout.server.stopping import Stopping
 from turnout.task import Task
 
@@ -52,6 +54,9 @@ def three_way(
     >>> found = three_way(task, result.model, (x, y), (test_x, test_y), (reference_x, reference_y))
     >>> found.test["accuracy"], found.train.accuracy, found.reference.accuracy
     """
+    task = task.to()
+    task.examine(*test)
+    check_separate(task)
     measures = sample_measures(task, model, *test, CHUNK)
 
     def leakage(samples: Samples) -> Leakage:
@@ -125,19 +130,18 @@ def attack_run(
 
 def finished(folder: Path) -> tuple[Experiment, Tensor]:
     """The experiment of a finished run, as long as it took, and the model `[P]` that it left in its folder."""
-    from safetensors.torch import load_file
-
     from turnout import config
 
-    if not (folder / "config.toml").exists():
-        raise UserError(f"attack: {folder} is not the folder of a run (it has no config.toml)")
+    check_is_run("attack", folder)
+    for sentence in examine("attack", folder, (*READ, "model.safetensors")):
+        warnings.warn(sentence, stacklevel=2)
     if not (folder / "result.json").exists():
         raise UserError(f"attack: {folder} is unfinished; go on with: turnout resume {folder}")
     experiment, _, _ = config.build(config.read(str(folder / "config.toml")))
-    rounds = json.loads((folder / "result.json").read_text(encoding="utf-8"))["rounds"]
+    rounds = read_json(folder / "result.json")["rounds"]
     task = experiment.algorithm.trained_task(experiment.task)
     task = task.to(dtype=experiment.plan.dtype)
-    model = task.from_state_dict(load_file(folder / "model.safetensors"))
+    model = task.from_state_dict(read_tensors(folder / "model.safetensors"))
     return replace(experiment, stopping=Stopping(rounds)), model
 
 

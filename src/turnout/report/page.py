@@ -23,21 +23,25 @@ from turnout.imports import missing
 from turnout.report import audit, costs, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
+from turnout.run_folder import reseal
 
 MOST = 10  # runs on a page
 MARK = '<meta name="generator" content="Turnout report'
 Section = tuple[str, str, list[Block]]  # anchor, title, what is in it
 
 
-def write(folders: Sequence[Path | str], path: Path) -> Path:
-    """Report the runs in these folders; a file that is not a report is never overwritten."""
+def write(runs: Sequence[Recorded], path: Path) -> Path:
+    """Report these runs; a file that is not a report is never overwritten."""
     if path.is_dir():
         raise UserError(f"report: {path} is a folder; name a file with --out")
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:500]:
         raise UserError(f"report: {path} exists and is not a report; name another file with --out")
-    if not 1 <= len(folders) <= MOST:
-        raise UserError(f"report: {len(folders)} runs; a page shows from 1 to {MOST}")
-    write_text(path, page([read.recorded(folder) for folder in folders]))
+    if not 1 <= len(runs) <= MOST:
+        raise UserError(f"report: {len(runs)} runs; a page shows from 1 to {MOST}")
+    write_text(path, page(runs))
+    for run in runs:
+        if path.resolve().parent == run.folder.resolve():
+            reseal(run.folder, path.name)
     return path
 
 

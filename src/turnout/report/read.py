@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from turnout.errors import UserError
+from turnout.files import read_json, read_toml
 from turnout.observe.history import read_segments
 from turnout.observe.views import Columns, Views
+from turnout.run_folder import READ, RECORDS, check_is_run, examine
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
 _FREE = ("name", "folder", "seed", "report", "checkpoint_every")
@@ -34,6 +35,7 @@ class Recorded(Views):
     config: dict[str, dict[str, Any]]  # complete; empty for a run that was started from Python
     plan: dict[str, Any]  # engine choices
     summary: dict[str, Any]  # result.json; empty while the run is unfinished
+    remarks: Sequence[str] = ()  # about files that are damaged, of which nothing is shown
 
     @property
     def name(self) -> str:
@@ -105,21 +107,20 @@ class Recorded(Views):
         return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
-def recorded(folder: Path | str) -> Recorded:
-    """The run in a folder."""
+def recorded(folder: Path | str, command: str = "report") -> Recorded:
+    """Read the run in a folder, for a command that names what is damaged."""
     folder = Path(folder)
-    if not (folder / "plan.json").exists():
-        raise UserError(f"report: {folder} is not the folder of a run (it has no plan.json)")
-    try:
-        path = folder / "config.toml"
-        config = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return Recorded(folder, config, _document(folder / "plan.json"), _document(folder / "result.json"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"report: the run in {folder} cannot be read ({error})") from error
+    check_is_run(command, folder, "plan.json")
+    remarks = examine(command, folder, (*READ, *RECORDS, "clients.parquet"))
+    path = folder / "config.toml"
+    config = read_toml(path) if path.exists() else {}
+    return Recorded(folder, config, _document(folder / "plan.json"), _document(folder / "result.json"), remarks)
 
 
 def _document(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = read_json(path) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: cannot be read (it holds no table of names)")
     return found
 
 

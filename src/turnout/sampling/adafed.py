@@ -7,7 +7,7 @@ aggregation weights", IEEE TNSE 2022; as a baseline in Marfoq's thesis, section 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from turnout.sampling.presence import Presence
 from turnout.sampling.sampler import Selection
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class AdaFed(Presence):
     """omega_k = (alpha_k / pi_k) / sum over those online of alpha_h / pi_h. **Biased** towards clients that are often
     online, but no round takes a larger step than another."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def sample(self, server: Server) -> Selection:
         here = self.watch(server)

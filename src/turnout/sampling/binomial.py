@@ -6,6 +6,7 @@ Fraboni's thesis, section 2.3 and appendix A.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from turnout.sampling.sampler import FloatArray, Independent
 @dataclass
 class Binomial(Independent):
     """q_i = m / n, so omega_i = (n / m) p_i for whoever is drawn."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
         if m > len(importance):

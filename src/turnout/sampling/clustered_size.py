@@ -7,7 +7,7 @@ in federated learning", ICML 2021 (algorithm 2); Fraboni's thesis, section 3.3.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class ClusteredSize(Clustered):
     """Clients are laid end to end by importance, the largest first, ties in random order, and cut into m rows; one is
     drawn from each row."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def allocate(self, server: Server) -> Allocation:
         importance = server.importance

@@ -7,7 +7,7 @@ constraints", IEEE JSTSP 2023; as a baseline in Marfoq's thesis, section 2.2.6.1
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class F3AST(Presence):
 
     `smoothing` is beta, one over the number of rounds in the paper; r begins as the availability known beforehand.
     """
+
+    looks_at_data: ClassVar[bool] = False
 
     clients_per_round: int = DEFAULT_SIZE
     smoothing: float = 0.005

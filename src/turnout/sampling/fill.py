@@ -6,7 +6,7 @@ McMahan et al., AISTATS 2017. Exactly `uniform` with a server learning rate of m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @dataclass
 class Fill(Subset):
     """omega_i = p_i for the drawn clients; E[omega_i] = (m / n) p_i. **Biased low**, in proportion."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @dataclass
 class Full(Sampler):
     """omega_i = p_i for every client that is online: no variance, unbiased while everybody answers."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance

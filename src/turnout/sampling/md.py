@@ -6,7 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020 (schem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class MD(Sampler):
 
     A client drawn twice trains once and counts twice. Draws of clients that are offline are drawn again.
     """
+
+    looks_at_data: ClassVar[bool] = False
 
     clients_per_round: int = DEFAULT_SIZE
 

@@ -6,7 +6,7 @@ Marfoq's thesis, section 2.2.6.1 (a baseline of Rodio et al., INFOCOM 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class MoreAvailable(Weighted):
     `renormalise` divides by the share of importance that is left, so that the weights still sum to 1 on average; False
     is the paper, whose steps are shorter for it.
     """
+
+    looks_at_data: ClassVar[bool] = False
 
     threshold: float = 0.5
     renormalise: bool = True

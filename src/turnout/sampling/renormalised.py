@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.sampling.sampler import FloatArray, Subset
 
@@ -10,6 +11,8 @@ from turnout.sampling.sampler import FloatArray, Subset
 @dataclass
 class Renormalised(Subset):
     """omega_i = p_i / sum over the drawn of p_j. **Biased**: E[omega] is not p unless all p are equal."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         return importance / importance.sum() if len(importance) else importance

@@ -44,6 +44,8 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 class Sampler:
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
+    # Whether the choice follows from data or updates of clients: a class in which it does not declares False itself.
+    looks_at_data: ClassVar[bool] = True
     decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
     report: ClassVar[str] = ""  # what it wants to be told beside every update: see `turnout.local.reports`
 

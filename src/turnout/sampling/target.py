@@ -6,7 +6,7 @@ Fraboni et al., "Clustered sampling", ICML 2021, section 6 ("target"): the ideal
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Target(Clustered):
     """`groups` names the group of each client (their regions, unless given); one client is drawn from each of m rows,
     and a row holds clients of one group as far as the groups' importance allows."""
+
+    looks_at_data: ClassVar[bool] = False
 
     groups: list[int] | None = None
 

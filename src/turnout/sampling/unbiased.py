@@ -6,6 +6,7 @@ Marfoq's thesis, section 2.2.2 (the baseline of Rodio et al., INFOCOM 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnout.sampling.presence import Weighted
 from turnout.sampling.sampler import FloatArray
@@ -15,6 +16,8 @@ from turnout.sampling.sampler import FloatArray
 class Unbiased(Weighted):
     """q_k = alpha_k / pi_k: E[omega_k] = alpha_k, and the weights sum to 1 only on average. A client that is seldom
     online moves the model far when it is."""
+
+    looks_at_data: ClassVar[bool] = False
 
     def weights(self, importance: FloatArray, availability: FloatArray) -> FloatArray:
         return importance / availability

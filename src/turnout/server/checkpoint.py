@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from turnout.errors import UserError
-from turnout.files import write_durably
+from turnout.files import write_tensors
 
 if TYPE_CHECKING:
+    from turnout.run_folder import RunFolder
     from turnout.server.server import Server
 
 FORMAT = 2  # of what a server saves
@@ -29,27 +30,33 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 class Checkpoints:
-    """Checkpoints of one run in one folder. `fingerprint` names the configuration; another one is refused."""
+    """Checkpoints of one run in one folder. `fingerprint` names the configuration, as `former` did in version 0.1;
+    another one is refused. A checkpoint knows the digests of the files in `run` without which it cannot be resumed."""
 
-    def __init__(self, folder: Path, every: int = 10, fingerprint: str = "") -> None:
+    def __init__(
+        self, folder: Path, every: int = 10, fingerprint: str = "", run: RunFolder | None = None, former: str = ""
+    ) -> None:
         if every < 1:
             raise UserError(f"run.checkpoint_every: {every} must be at least 1")
-        self.folder, self.every, self.fingerprint = folder, every, fingerprint
+        self.folder, self.every, self.fingerprint, self.run = folder, every, fingerprint, run
+        self.former = former or fingerprint
 
     def due(self, version: int) -> bool:
         return version % self.every == 0
 
     def save(self, server: Server) -> None:
-        from safetensors.torch import save_file
-
         facts, tensors = server.save()
-        text = json.dumps({**facts, "fingerprint": self.fingerprint, "format": FORMAT})
+        about: dict[str, Any] = {"fingerprint": self.fingerprint, "format": FORMAT}
+        if self.run is not None:
+            about["files"] = self.run.lasting(server.version)
+        text = json.dumps({**facts, **about})
         stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         stored["facts"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)  # a header is too small for it
-        metadata = {"digest": _digest(stored)}
-        write_durably(
-            self.folder / f"{server.version:09d}.safetensors", lambda path: save_file(stored, path, metadata=metadata)
-        )
+        write_tensors(self.folder / f"{server.version:09d}.safetensors", stored, {"digest": _digest(stored)})
+        if self.run is not None:
+            self.run.seal()
+            if server.version:
+                self.run.settle()
         for old in self._paths()[2:]:
             old.unlink()
 
@@ -62,7 +69,8 @@ class Checkpoints:
         return sorted(paths, reverse=True)
 
     def load(self, server: Server) -> list[str]:
-        """Restore the newest whole checkpoint; returns a sentence for each that had to be passed over."""
+        """Restore the newest whole checkpoint whose record is whole too; returns a sentence for each that had to be
+        passed over."""
         passed_over = []
         for path in self._paths():
             try:
@@ -70,16 +78,24 @@ class Checkpoints:
             except (OSError, ValueError, KeyError) as error:
                 passed_over.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
                 continue
-            if facts.pop("fingerprint") != self.fingerprint:
-                raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
             if facts.pop("format", 1) != FORMAT:
                 raise UserError(
                     f"checkpoint {path.name}: it was written by another version of Turnout; start a new run"
                 )
+            if facts.pop("fingerprint") not in (self.fingerprint, self.former):
+                raise UserError(f"checkpoint {path.name}: it was written with another configuration; start a new run")
+            lasting = facts.pop("files", {})
+            damaged = self.run.damaged(lasting) if self.run is not None else None
+            if damaged is not None:
+                passed_over.append(f"checkpoint {path.name} needs {damaged}; falling back to the one before")
+                continue
             server.load(facts, tensors)
+            if self.run is not None:
+                self.run.trust(lasting)
             return passed_over
         if passed_over:
-            raise UserError(f"resume: no checkpoint in {self.folder} can be read; start the run again")
+            why = passed_over[-1].partition(";")[0]
+            raise UserError(f"resume: no checkpoint in {self.folder} can be used ({why}); start the run again")
         raise UserError(f"resume: there is no checkpoint in {self.folder}")
 
     @staticmethod
@@ -89,7 +105,8 @@ class Checkpoints:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                # cloned: as the file has them they lie anywhere, and the last bit of a product depends on where
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(str(error)) from error
         if _digest(tensors) != metadata["digest"]:

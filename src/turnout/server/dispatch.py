@@ -54,7 +54,7 @@ class Dispatch:
         self._last: LocalSGD | None = None  # the work of the invitation before
         self._of_last: Costs | None = None
 
-    def to_ticks(self, seconds: FloatArray) -> IntArray:
+    def to_ticks(self, seconds: FloatArray | float) -> IntArray:
         """Whole ticks; times that nobody lives to see are cut at 2^60 of them."""
         return np.rint(np.minimum(seconds * self.ticks, FOREVER)).astype(np.int64)
 
@@ -97,7 +97,7 @@ class Dispatch:
         as of any failure."""
         detection = self.population.detection
         job.outcome, job.heard = SILENCED, detection.kind != "none"
-        job.ends_at += round(detection.seconds * self.ticks) if job.heard else 0
+        job.ends_at += int(self.to_ticks(detection.seconds)) if job.heard else 0
         job.result = job.state = job.local = None
 
     # -- jobs of which everything is known beforehand -----------------------------------------------------------
@@ -163,7 +163,7 @@ class Dispatch:
         down_bytes = download if sends else 0
         up_bytes = 8 if invitation.hold else self.bytes_up(work)
         sent_at = np.full(len(ids), clock) if among is None else among.starts_at
-        start = sent_at + (round(world.links.push_seconds(len(ids), down_bytes) * self.ticks) if sends else 0)
+        start = sent_at + (self.to_ticks(world.links.push_seconds(len(ids), down_bytes)) if sends else 0)
         samples = world.counts(ids, start / self.ticks)
         own = work.bind(invitation.options)
         steps = own.num_steps(samples)
@@ -193,7 +193,7 @@ class Dispatch:
             "batches": invitation.batches.tolist(),
             "sent_at": sent_at.tolist(),
             "starts_at": start.tolist(),
-            "ends_at": (ends + np.where(failed & heard, round(world.detection.seconds * self.ticks), 0)).tolist(),
+            "ends_at": (ends + np.where(failed & heard, self.to_ticks(world.detection.seconds), 0)).tolist(),
             "outcome": outcome.tolist(),
             "samples": samples.tolist(),
             "steps": steps.tolist(),

@@ -128,7 +128,7 @@ class Mailbox(Server):
         if work.transform:
             self._check_transform(work, among)
         if self._hides:
-            privacy.check_alone(work, self.task)
+            privacy.check_alone(work, self)
         work, options = _split(work, len(ids))
         jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
         self._busy[ids] = True
@@ -236,7 +236,7 @@ class Mailbox(Server):
         timer = count is None and limited
         self._crashes.clear()
         if wanted is None and not timer and (whole := self._arrived_whole(count, close)) is not None:
-            return self._updates(whole)
+            return self._handed(whole)
         in_flight = self._in_flight
         if wanted is None:
             ready, expected, alive, standing = len(self._inbox), len(in_flight), self._heard, self._standing
@@ -271,7 +271,7 @@ class Mailbox(Server):
         taken = self._take(self._inbox, wanted, count)
         failed = self._take(self._failures, wanted, None)
         self._held |= {job.client: job for job in taken if job.hold}
-        return self._updates(taken, Failures(failed))
+        return self._handed(taken, Failures(failed))
 
     def _arrived_whole(self, count: int | None, close: int | None) -> Crew | None:
         """The crew in flight, if nobody looks at its jobs before the last has come, by that tick."""
@@ -305,6 +305,10 @@ class Mailbox(Server):
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         return Updates(jobs, self._train, self.version, self._ticks, self.model, failed)
+
+    def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
+        """What the algorithm gets of them: with noise to hide single updates, nothing to look at."""
+        return self._updates(jobs, failed).sealed(self.privacy is not None)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
         """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without

@@ -61,8 +61,11 @@ class Adaptive(Gradient):
     variance: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.tau <= 0:
-            raise UserError(f"algorithm.tau: {self.tau} must be above 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"algorithm.{name}: {getattr(self, name)} must be from 0 to 1")
+        if not 0 < self.tau <= 1e18:
+            raise UserError(f"algorithm.tau: {self.tau} must be above 0 and at most 1e18")
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         mean = torch.zeros_like(model) if self.mean is None else self.mean

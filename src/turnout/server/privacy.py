@@ -21,15 +21,15 @@ from torch import Tensor
 from turnout import random
 from turnout.errors import UserError, check_positive
 from turnout.local.sgd import LocalSGD
-from turnout.local.transforms import noise_of
+from turnout.local.transforms import Clip, Noise, noise_of
 from turnout.random import FloatArray, IntArray
 from turnout.robustness.aggregation import clip_factors
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Independent, Sampler
+from turnout.sampling.sampler import Independent
 from turnout.sampling.uniform import Uniform
+from turnout.server.sealed import prying
 from turnout.server.updates import Updates
-from turnout.task import Task
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -62,12 +62,9 @@ class Privacy:
             check_positive(f"privacy.{name}", getattr(self, name))
 
     def bound_to(self, server: Server) -> Privacy:
-        """The same with a `max_weight`, once it is clear that nothing else reads the updates."""
+        """The same with a `max_weight`, once it is known that nothing else reads the updates."""
+        check_unseen(server)
         sampler = getattr(server.algorithm, "sampler", None)
-        learns = sampler is not None and type(sampler).observe is not Sampler.observe
-        if server.algorithm.reads_updates or learns or (sampler is not None and sampler.decides_later):
-            what = "algorithm" if server.algorithm.reads_updates else "sampler"
-            raise UserError(f"privacy.noise: this {what} takes more from updates than their sum, which no noise hides")
         if self.max_weight is not None:
             return self
         if not isinstance(sampler, Full | Uniform | Fill | Independent):
@@ -98,15 +95,37 @@ class Privacy:
         return total + updates.weighted_sum(weights * clip_factors(updates.deltas, self.clip).double().cpu().numpy())
 
 
+def check_unseen(server: Server) -> None:
+    """Raise unless nothing but the sum of a step is known to come out of updates."""
+    people = server.population
+    if people.size != server.whole_population.size:
+        name = type(server.algorithm).__name__
+        raise UserError(f"privacy.noise: algorithm {name} pools the clients, and noise for a pool hides no one of them")
+    for part, word in prying(server.algorithm, people).items():
+        raise UserError(
+            f"privacy.noise: {part} may take more from updates than their sum, which no noise hides; a class that does "
+            f"not says so of itself: {word} = False"
+        )
+
+
+def promised_noise(server: Server) -> tuple[Clip, Noise] | None:
+    """The local noise that every upload is said to carry."""
+    local = getattr(server.algorithm, "local", None)
+    return noise_of(local.transform) if isinstance(local, LocalSGD) else None
+
+
 def hides(server: Server) -> bool:
     """Whether noise, central or local, is to hide what the clients send."""
-    local = getattr(server.algorithm, "local", None)
-    return server.privacy is not None or (isinstance(local, LocalSGD) and noise_of(local.transform) is not None)
+    return server.privacy is not None or promised_noise(server) is not None
 
 
-def check_alone(work: LocalSGD, task: Task) -> None:
-    """Raise where anything but the update is sent, which no noise hides."""
-    others = sorted(work.sends(task).keys() - {"delta"})
+def check_alone(work: LocalSGD, server: Server) -> None:
+    """Raise where anything but the update is sent, or an update without its noise."""
+    others = sorted(work.sends(server.task).keys() - {"delta"})
     if others:
         asked = ", ".join(others)
         raise UserError(f"privacy: noise hides updates, but this algorithm or sampler also asks clients for {asked}")
+    if noise_of(work.transform) != promised_noise(server):
+        raise UserError(
+            f"privacy: clients are to add the noise of local.transform, but this algorithm asks for {work.transform!r}"
+        )

@@ -132,6 +132,7 @@ def schedule(
 
     Where the algorithm is a waiting policy and nobody fails, by the policy's own fast loop; else by a rehearsal.
     """
+    population = population.seeded(seed)
     work: Any = getattr(algorithm, "local", None)
     if isinstance(work, LocalSGD):
         size = population.model_bytes or (4 if task is None else task.size * task.initial.element_size())

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout import random
-from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures
+from turnout.cohort.evaluate import Evaluator, Personal, distribution, sample_measures, set_measures
 from turnout.cohort.plan import Plan
 from turnout.cohort.store import ClientStore
 from turnout.cohort.threads import threads
@@ -33,6 +33,7 @@ from turnout.observe.observer import Event, Observer, Round
 from turnout.population.durations import Durations
 from turnout.population.population import Population
 from turnout.server.privacy import Privacy
+from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates, mark_logged, together
@@ -150,18 +151,20 @@ class Server:
         privacy: Privacy | None = None,
     ) -> None:
         self.algorithm, self.seed = algorithm, seed
-        task = algorithm.trained_task(task)
+        task, population = algorithm.trained_task(task.seeded(seed)), population.seeded(seed)
         self.whole_population = population  # the one evaluated
         self.population = algorithm.training_population(population)
         self.plan = (plan or Plan()).resolve(task)
         self.cohort = Cohort(task, population.inputs, population.targets, self.plan)
-        self.plan = replace(self.plan, convolution=self.cohort.plan.convolution)
+        engine = self.plan.engine if self.plan.engine == "ray" else self.cohort.plan.engine
+        self._falls_back = bool(self.cohort.task.alone) and self.plan.engine != "sequential"
+        self.plan = replace(self.plan, engine=engine, convolution=self.cohort.plan.convolution)
         self.task = self.cohort.task
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
         self.optimiser = algorithm.optimiser()
         self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
-        self.store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
+        self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self.model = self.task.initial.clone()
         self.version = 0
         self.importance = self.population.importance_at(0.0)
@@ -190,6 +193,13 @@ class Server:
     def online(self) -> OnlineSet:
         """Who can be invited now."""
         raise NotImplementedError
+
+    @property
+    def store(self) -> ClientStore:
+        """What clients keep between their jobs: only a simulation knows it."""
+        if self.privacy is not None and foreign(self.algorithm):
+            raise UserError("privacy.noise: what clients keep is theirs, and this algorithm looks at it")
+        return self._store
 
     @property
     def in_flight(self) -> int:
@@ -260,7 +270,7 @@ class Server:
 
         A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
         counts as much as all weights together. What it does is not linear, and recorded so."""
-        weights = self._checked(updates, weights)
+        updates, weights = updates.sealed(False), self._checked(updates, weights)
         if updates.used:
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         counted, weights = self._screened(updates, weights)
@@ -279,12 +289,15 @@ class Server:
                 self._diverge("the model is no longer finite")
         self._record.linear &= rule is None
         self._close_aggregation(updates, weights if rule is None else np.ones(len(updates)))
-        return updates
+        return updates.sealed(self.privacy is not None)
 
     def _screened(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """What is left of updates after those have looked who may change their weights."""
         for observer in self.observers:
             counted = observer.on_step(self, updates, weights)
+            if counted is not weights and self.privacy is not None:
+                name = type(observer).__name__
+                raise UserError(f"privacy.noise: nobody's weight may follow from updates, and {name} changes weights")
             if counted is not weights:
                 updates, weights = updates.select(counted != 0), counted[counted != 0]
         return updates, weights
@@ -474,6 +487,8 @@ class Server:
             for observer in self.observers:
                 observer.on_start(self)
             if not self.begun:
+                if self._falls_back:
+                    self.log("one_by_one", why=self.task.alone)
                 reset_state(self.algorithm)
                 self.evaluate()
                 self.algorithm.begin(self)
@@ -533,7 +548,9 @@ class Server:
             chunk = next(iter(self._evaluators.values())).chunk
             with self.cohort.all_threads():
                 central = sample_measures(self.task, model, inputs, targets, chunk)
-            measures |= {f"central_{name}": float(sample.mean()) for name, sample in central.items()}
+                found = {name: float(sample.mean()) for name, sample in central.items()}
+                found |= set_measures(self.task, model, inputs, targets)
+            measures |= {f"central_{name}": found[name] for name in ("loss", *self.task.metrics)}
         return measures
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
@@ -561,7 +578,7 @@ class Server:
         if personal is None:
             return evaluator.global_model(model)
         with self.cohort.all_threads():
-            return evaluator.personal_models(personal, model, self.store)
+            return evaluator.personal_models(personal, model, self._store)
 
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
         adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
@@ -602,7 +619,7 @@ class Server:
         }
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("store", self.store.save())
+        tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
             tensors |= nest(name, observer_tensors)
@@ -617,7 +634,7 @@ class Server:
         self._evaluated_at, self._tally = facts["evaluated_at"], facts["tally"]
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
-        self.store.load(unnest("store", tensors))
+        self._store.load(unnest("store", tensors))
         self.stopped, self._record.linear = facts["stopped"], facts["linear"]
         for name, observer in self._named_observers():
             if name in facts["observers"]:  # one that was not there before starts afresh

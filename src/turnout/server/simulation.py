@@ -173,7 +173,7 @@ class Simulation(Mailbox):
             self._next_events()
             self._restart()
         self._clock = home
-        return self._updates(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
+        return self._handed(sorted(jobs, key=lambda job: (job.ends_at, job.client)))
 
     # -- computing --------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Simulation(Mailbox):
             received,
             self.population.samples(clients, at),
             options,
-            self.store.get(work.stored_shapes(self.task), clients),
+            self._store.get(work.stored_shapes(self.task), clients),
             ahead,
         )
         keep_params = self.algorithm.clients_keep == "models"
@@ -268,7 +268,7 @@ class Simulation(Mailbox):
             del self._unsettled[job.client]
         if rows:
             clients = np.array([job.client for job in jobs], np.int64)
-            self.store.put(clients, {name: values[rows] for name, values in state.items()})
+            self._store.put(clients, {name: values[rows] for name, values in state.items()})
 
     def _compact(self) -> None:
         """Let go of blocks of which most rows have been used: what is kept is at most twice what is still waited for.
@@ -339,4 +339,5 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
 def _signature(work: LocalSGD) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
     values = (getattr(work, part.name) for part in fields(work))
-    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in values)
+    simple = (repr(value) if isinstance(value, list | dict) else value for value in values)
+    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in simple)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
@@ -86,6 +87,22 @@ def known_works(root: type[LocalSGD] = LocalSGD) -> dict[str, type[LocalSGD]]:
     return known
 
 
+def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
+    """Its class by name, its numbers and words, its tensors: what a checkpoint or a message can hold of it."""
+    values = {part.name: getattr(work, part.name) for part in fields(work)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in values.items() if name not in tensors}
+    for name, value in plain.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"local.{name}: the {type(value).__name__} that {type(work).__name__} has there can neither be saved "
+                "nor sent; a local work holds numbers, text, lists of these, and tensors"
+            ) from error
+    return f"{type(work).__module__}.{type(work).__qualname__}", plain, tensors
+
+
 class _Blocks:
     """Rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept: sums
     over them then have the same bits."""
@@ -135,10 +152,9 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
         rows.append(row)
     saved_works = []
     for number, work in works.values():
-        values = {part.name: getattr(work, part.name) for part in fields(work)}
-        tensors |= nest(f"work{number}", {name: value for name, value in values.items() if isinstance(value, Tensor)})
-        plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
-        saved_works.append([f"{type(work).__module__}.{type(work).__qualname__}", plain])
+        kind, plain, own = work_parts(work)
+        tensors |= nest(f"work{number}", own)
+        saved_works.append([kind, plain])
     if models:
         tensors["models"] = torch.stack([model for _, model in models.values()])
     for kind in _TRAINED:
@@ -154,7 +170,7 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
         if name not in known:
             raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
         works.append(object.__new__(known[name]).bind(values | unnest(f"work{number}", tensors)))
-    models = list(tensors["models"]) if "models" in tensors else []
+    models = [model.clone() for model in tensors["models"]] if "models" in tensors else []  # each begins where it did
     blocks = {kind: _load_blocks(kind, tensors) for kind in _TRAINED}
     jobs = []
     for row in facts["rows"]:

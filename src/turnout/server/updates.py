@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -191,6 +192,8 @@ class Updates:
 
     Arrays over rows: `clients versions staleness sent_at arrived_at samples steps`. Vectors by name: `updates["delta"]`
     is `[k, P]` (also `updates.deltas`); `weighted_sum`, `norms` and `gram` avoid bringing the whole matrix together.
+
+    With `[privacy]` they are sealed: no vector can be looked at, only the noised sum of `server.step` comes out.
     """
 
     def __init__(
@@ -202,8 +205,9 @@ class Updates:
         model: Tensor,
         failed: Failures | None = None,
     ) -> None:
-        self.crew = jobs if type(jobs) is Crew else None
-        self._jobs = [] if self.crew is not None else list(jobs)
+        self._crew = jobs if type(jobs) is Crew else None
+        self._jobs = [] if self._crew is not None else list(jobs)
+        self._sealed = False
         self.failed = failed or Failures()
         self._train = train
         self._version = version
@@ -215,44 +219,70 @@ class Updates:
         """Of jobs whose vectors are all there already, such as those of a round's record."""
         return cls(jobs, lambda _: None, version, 1, model)
 
+    def sealed(self, seal: bool = True) -> Updates:
+        """The same with vectors that cannot be looked at, or can again."""
+        if self._sealed == seal:
+            return self
+        same = copy.copy(self)
+        same._sealed = seal
+        return same
+
+    def _check_open(self) -> None:
+        if self._sealed:
+            raise UserError(
+                "privacy.noise: updates are sealed, and only the noised sum of a step comes out; this algorithm or "
+                "sampler looks at single ones"
+            )
+
     @property
     def jobs(self) -> list[Job]:
-        return self._jobs if self.crew is None else self.crew.jobs
+        self._check_open()
+        return self._rows
+
+    @property
+    def crew(self) -> Crew | None:
+        self._check_open()
+        return self._crew
+
+    @property
+    def _rows(self) -> list[Job]:
+        return self._jobs if self._crew is None else self._crew.jobs
 
     @property
     def columns(self) -> Columns | None:
         """Of jobs that are `together`."""
-        return None if self.crew is None else self.crew.columns
+        return None if self._crew is None else self._crew.columns
 
     @property
     def used(self) -> bool:
         """Whether some of them have counted in a step, or come twice."""
-        if self.crew is not None and self.columns is not None:
-            return self.crew.used
-        return len(set(self.jobs)) < len(self) or any(job.used for job in self.jobs)
+        if self._crew is not None and self.columns is not None:
+            return self._crew.used
+        return len(set(self._rows)) < len(self) or any(job.used for job in self._rows)
 
     def mark_used(self) -> None:
         """They have counted in a step."""
-        if self.crew is not None and self.columns is not None:
-            self.crew.used = True
+        if self._crew is not None and self.columns is not None:
+            self._crew.used = True
             return
-        for job in self.jobs:
+        for job in self._rows:
             job.used = True
 
     def __len__(self) -> int:
-        return len(self._jobs) if self.crew is None else len(self.crew)
+        return len(self._jobs) if self._crew is None else len(self._crew)
 
     def __add__(self, other: Updates) -> Updates:
         failed = Failures(self.failed.jobs + other.failed.jobs)
-        return Updates(
-            self.jobs + other.jobs, self._train, max(self._version, other._version), self._ticks, self._model, failed
-        )
+        version, both = max(self._version, other._version), self._rows + other._rows
+        joined = Updates(both, self._train, version, self._ticks, self._model, failed)
+        return joined.sealed(self._sealed or other._sealed)
 
     def select(self, rows: ArrayLike) -> Updates:
         """Some of the rows: a boolean mask or positions."""
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return Updates([self.jobs[i] for i in rows], self._train, self._version, self._ticks, self._model)
+        some = Updates([self._rows[i] for i in rows], self._train, self._version, self._ticks, self._model)
+        return some.sealed(self._sealed)
 
     @property
     def _none(self) -> Tensor:
@@ -262,7 +292,7 @@ class Updates:
     def _column(self, name: str) -> IntArray:
         columns = self.columns
         if columns is None:
-            return np.array([getattr(job, name) for job in self.jobs], np.int64)
+            return np.array([getattr(job, name) for job in self._rows], np.int64)
         return np.full(len(self), getattr(columns, name))  # the caller's own
 
     @cached_property
@@ -299,19 +329,20 @@ class Updates:
 
     def _blocks(self, held: bool = False) -> list[Part]:
         """The trained rows, `by_block`."""
-        if self.crew is not None and self.columns is not None:
-            if self.crew.block is None:
-                self._train(self.crew)
-            if self.crew.block is not None:
+        self._check_open()
+        if self._crew is not None and self.columns is not None:
+            if self._crew.block is None:
+                self._train(self._crew)
+            if self._crew.block is not None:
                 rows = range(len(self))
-                return [(self.crew.block, rows, rows)]
-        if not held and any(job.hold for job in self.jobs):
+                return [(self._crew.block, rows, rows)]
+        if not held and any(job.hold for job in self._rows):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
             )
-        if any(job.result is None for job in self.jobs):
-            self._train(self.jobs)
-        results = [job.result for job in self.jobs]
+        if any(job.result is None for job in self._rows):
+            self._train(self._rows)
+        results = [job.result for job in self._rows]
         assert None not in results
         return by_block(cast(list[tuple[Block, int]], results))
 
@@ -342,7 +373,7 @@ class Updates:
 
     def received(self) -> Tensor:
         """`[k, P]` the model each job started from."""
-        return torch.stack([job.received for job in self.jobs]) if self.jobs else self._none
+        return torch.stack([job.received for job in self._rows]) if self._rows else self._none
 
     def returned(self) -> Tensor:
         """`[k, P]` the model each job ended with."""
@@ -350,6 +381,7 @@ class Updates:
 
     def weighted_sum(self, weights: ArrayLike, name: str = "delta") -> Tensor:
         """`sum_i weights[i] * row_i`, block by block, each where it is."""
+        self._check_open()
         weights = np.asarray(weights, np.float64)
         if len(self._jobs) == 1 and (result := self._jobs[0].result) is not None and not self._jobs[0].hold:
             return result[0].weighted_sum(name, [result[1]], weights)

@@ -27,8 +27,9 @@ import torch
 
 from turnout.cohort.plan import Plan
 from turnout.errors import UserError, unknown
-from turnout.files import as_json_text, write_text
+from turnout.files import append_lines, as_json_text, write_text
 from turnout.random import FloatArray
+from turnout.run_folder import locked
 from turnout.statistics import interval
 
 HOLDS, FAILS, UNDECIDED, NOT_JUDGED = "holds", "does not hold", "undecided", "not judged"
@@ -199,9 +200,7 @@ class Trials:
     def _append(self, key: str, measures: Measures) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [] if self.path.exists() else [{"heading": self.heading}]
-        with self.path.open("a", encoding="utf-8") as file:
-            for line in [*lines, {"trial": json.loads(key), "measures": measures}]:
-                file.write(json.dumps(line) + "\n")
+        append_lines(self.path, map(json.dumps, [*lines, {"trial": json.loads(key), "measures": measures}]))
 
     def _read(self) -> Iterator[tuple[str, Measures]]:
         if not self.path.exists():
@@ -267,8 +266,11 @@ class Study:
         if workers < 1:
             raise UserError(f"study: {workers} workers; it must be at least 1")
         prepare = partial(self._tidy_experiment, chosen, data, plan)
-        trials = Trials(folder / "trials.jsonl", heading, prepare, say, workers)
-        tuned = self.script(chosen, seeds, trials)
+        with locked(folder):
+            return self._carry_out(size, seeds, Trials(folder / "trials.jsonl", heading, prepare, say, workers), folder)
+
+    def _carry_out(self, size: str, seeds: list[int], trials: Trials, folder: Path) -> Results:
+        tuned = self.script(self.sizes[size], seeds, trials)
         results = Results(self.name, size, seeds, trials.heading, tuned, trials.asked)
         results.save(folder / "results.json", self.judge(results), self.not_judged(size))
         for name, picture in self.pictures(results).items():

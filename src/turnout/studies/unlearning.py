@@ -174,7 +174,7 @@ def _training(size: Size, dataset: Dataset, seed: int, plan: Plan) -> Training:
 def _compared(size: Size, training: Training) -> Measures:
     asked = [[client for client in range(size.clients) if client % CLASSES == r] for r in range(size.requests)]
     gone = [sorted(client for group in asked[: r + 1] for client in group) for r in range(size.requests)]
-    ours = Unlearning(sigma=size.sigma)
+    ours = Unlearning(sigma=size.sigma, budget="per_branch")  # as published
     paper = replace(ours, calibration="classic", group_rule="max", weights="population")
     measures: Measures = {}
     for scheme, settings in (("sifu_paper", paper), ("sifu", ours)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,16 @@ class Assumption:
     why: str
 
 
-def assumptions(settings: Unlearning, facts: Sequence[Mapping[str, Any]]) -> list[Assumption]:
-    """`facts` are those of every branch the model came through."""
+# What a run is taken to have done where its facts do not say.
+UNRECORDED: dict[str, Any] = {
+    "largest_pull": math.inf, "transformed": True, "proximal": True, "other_work": True, "prying": ["not recorded"],
+}  # fmt: skip
+_NOT_PLAIN = ("momentum", "clipped", "transformed", "client_state", "other_work")
+
+
+def assumptions(settings: Unlearning, recorded: Sequence[Mapping[str, Any]]) -> list[Assumption]:
+    """`recorded` are the facts of every branch the model came through."""
+    facts = [UNRECORDED | dict(fact) for fact in recorded]
 
     def total(name: str) -> Any:
         return sum(fact[name] for fact in facts)
@@ -30,7 +39,9 @@ def assumptions(settings: Unlearning, facts: Sequence[Mapping[str, Any]]) -> lis
     def ever(name: str) -> bool:
         return any(fact[name] for fact in facts)
 
-    smooth, lr = settings.smoothness, largest("largest_lr")
+    smooth, lr, pull = settings.smoothness, largest("largest_lr"), largest("largest_pull")
+    curved = None if smooth is None else smooth + pull  # weight decay and FedProx's mu bend the loss too
+    prying = sorted({name for fact in facts for name in fact["prying"]})
     full, everybody = all(fact["full_batches"] for fact in facts), all(fact["everybody"] for fact in facts)
     found = [
         Assumption(
@@ -40,15 +51,19 @@ def assumptions(settings: Unlearning, facts: Sequence[Mapping[str, Any]]) -> lis
         ),
         Assumption(
             "Local steps do not drive models apart: learning rate times smoothness is at most 2.",
-            UNKNOWN if smooth is None else HOLDS if lr * smooth <= 2 else FAILS,
+            UNKNOWN if curved is None else HOLDS if lr * curved <= 2 else FAILS,
             f"learning rate up to {lr:g}, "
-            + ("unlearning.smoothness not stated" if smooth is None else f"L = {smooth:g}"),
+            + ("unlearning.smoothness not stated" if smooth is None else f"L = {smooth:g} + {pull:g} (mu, decay)"),
         ),
         Assumption(
-            "Local work is plain SGD: no momentum, no gradient clipping, nothing kept by the clients.",
-            FAILS if ever("momentum") or ever("clipped") or ever("client_state") else HOLDS,
-            ", ".join(name.replace("_", " ") for name in ("momentum", "clipped", "client_state") if ever(name))
-            or "none",
+            "Local work is plain SGD or FedProx's: no momentum, clipping or transform, nothing kept by the clients.",
+            FAILS if any(ever(name) for name in _NOT_PLAIN) else HOLDS,
+            ", ".join(name.replace("_", " ") for name in _NOT_PLAIN if ever(name)) or "none",
+        ),
+        Assumption(
+            "Who takes part, and how much others count, does not follow from the clients' data.",
+            FAILS if prying else HOLDS,
+            f"may look: {', '.join(prying)}" if prying else "neither algorithm nor sampler looks at data or updates",
         ),
         Assumption(
             "The server moves the model by the weighted sum of the updates.",
@@ -85,11 +100,31 @@ def assumptions(settings: Unlearning, facts: Sequence[Mapping[str, Any]]) -> lis
         words = (
             f"unlearning.strong_convexity is {settings.strong_convexity:g}; it needs a learning rate of at most 1 / L"
         )
-        state = UNKNOWN if smooth is None else HOLDS if lr * smooth <= 1 else FAILS
+        words += ", and FedProx draws models back to where they began" if ever("proximal") else ""
+        small = curved is not None and lr * curved <= 1
+        state = FAILS if ever("proximal") else UNKNOWN if curved is None else HOLDS if small else FAILS
         found.append(Assumption("Losses are as strongly convex as stated (contracted bound).", state, words))
     if settings.weights == "population":
         found.append(Assumption("Weights are those realised in each round.", FAILS, "unlearning.weights is population"))
     return found
+
+
+PREPARED = Assumption(
+    "The initial model, and how data were prepared, follow from nobody's data.",
+    ASSUMED,
+    "scales or vocabularies made from everybody's data would keep a trace",
+)
+ABSENT = Assumption(
+    "None of the clients ever had a part in the model.",
+    HOLDS,
+    "no update of theirs counted, and nothing that chose looked at data",
+)
+
+
+def unchanged(ended: bool) -> Assumption:
+    """Of the tables and models that a request rests on."""
+    words = "hashed when the runs ended" if ended else "a run has not ended: nothing was hashed before the request"
+    return Assumption("Tables and models are those that the runs left.", HOLDS if ended else UNKNOWN, words)
 
 
 def heuristic(found: Sequence[Assumption]) -> bool:

@@ -23,6 +23,10 @@ def statement(certificate: Mapping[str, Any], found: Sequence[Assumption]) -> st
         f"The model was made as if {whom} had never taken part{together}, up to epsilon = {epsilon} at "
         f"delta = {budget['delta']:g} (asked for: {budget['epsilon']:g})."
     ]
+    if certificate["rollback"] is None:
+        words.append("Who is forgotten never took part: the model stays as it is.")
+    elif certificate["rollback"] == [0, 0] and certificate["noise"]["source"].startswith("none"):
+        words.append("It was retrained from the initial model, which has seen no data: the promise is exact.")
     if promise["epsilon"] is None or promise["epsilon"] > budget["epsilon"] * (1 + 1e-9):
         words.append("This is more than was asked for: cuts add up, or the classic calibration says too little.")
     if not certificate["noise"]["private"]:
@@ -53,8 +57,8 @@ def page(certificate: Certificate) -> str:
             ("everybody forgotten so far, together: epsilon", _number(certificate["together"]["epsilon"])),
         ],
         "What was done": [
-            ("rolled back to", f"branch {certificate['rollback'][0]}, round {certificate['rollback'][1]}"),
-            ("lineage", "; ".join(f"branch {b} to round {n}" for b, n in certificate["lineage"])),
+            ("rolled back to", _cut(certificate["rollback"])),
+            ("lineage", "; ".join(map(_cut, certificate["lineage"]))),
             ("noise", f"sigma {certificate['noise']['sigma']:g}, {certificate['noise']['source']}"),
             ("retraining", f"{certificate['retraining']['rounds']} rounds ({certificate['retraining']['stopped']})"),
             ("files destroyed", certificate["destroyed"]),
@@ -79,6 +83,10 @@ def page(certificate: Certificate) -> str:
         f"<h1>{title}</h1><p>{escape(certificate['statement'])}</p>{tables}<h2>Assumptions</h2><table>{found}</table>"
         f"<p>Turnout {escape(certificate['version'])}</p></html>\n"
     )
+
+
+def _cut(cut: Sequence[int] | None) -> str:
+    return "nothing: the model stays as it is" if cut is None else f"branch {cut[0]}, round {cut[1]}"
 
 
 def _row(name: str, value: Any) -> str:

@@ -7,24 +7,28 @@ Fraboni's thesis (2023), algorithms 6 and 7.
     >>> sifu.train()
     >>> result = sifu.forget([3, 7])
 
-Where the model rolled back to is the initial one, which has seen no data, no noise is added unless asked for.
+Where the model rolled back to is the initial one, which has seen no data, no noise is added unless asked for. Clients
+that never took part are forgotten as they are: the model stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnout import random
 from turnout.errors import UserError
+from turnout.random import FloatArray
 from turnout.run import Experiment, Result, execute
 from turnout.unlearning.guarantee import Guarantee, guarantee
 from turnout.unlearning.lineage import Bound, Cut, alive, roll_back
 from turnout.unlearning.retention import Models
+from turnout.unlearning.sensitivity import check_forgettable
 from turnout.unlearning.settings import Unlearning
 from turnout.unlearning.table import Table
 
@@ -38,6 +42,7 @@ class Rollback:
     lineage: list[Cut]  # O(r); the last cut is where to roll back to
     guarantee: Guarantee
     noised: bool
+    absent: bool = False  # none of them ever took part: nothing is to be done
 
     @property
     def cut(self) -> Cut:
@@ -54,15 +59,24 @@ class Branches:
     models: list[Models] = field(default_factory=list)
     lineage: list[Cut] = field(default_factory=list)
     requests: list[list[int]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)  # of the branches; of none: nobody is known to be absent
 
     @property
     def forgotten(self) -> list[int]:
         return sorted(client for request in self.requests for client in request)
 
-    def plan(self, clients: Iterable[int]) -> Rollback:
+    def plan(self, clients: Iterable[int], from_scratch: bool = False) -> Rollback:
         """Where a request rolls back to, and what is promised then."""
         asked = sorted(set(clients))
         self._check(asked)
+        number = len(self.requests) + 1
+        if from_scratch:
+            initial = [Cut(0, 0)]
+            promised = guarantee(self.settings, self.tables, initial, asked)
+            return Rollback(number, asked, initial, promised, noised=False)
+        if not any(self.took_part(client) for client in asked):
+            promised = guarantee(self.settings, self.tables, self.lineage, asked)
+            return Rollback(number, asked, self.lineage, promised, False, absent=True)
         for branch in {*(cut.branch for cut in self.lineage), len(self.models) - 1}:
             if 0 not in self.models[branch].rounds:
                 raise UserError(f"unlearn: the models of branch {branch} are gone; restore the files of its rounds")
@@ -77,7 +91,16 @@ class Branches:
         )
         promised = guarantee(self.settings, self.tables, lineage, asked)
         noised = self.settings.always_noise or lineage[-1] != Cut(0, 0)
-        return Rollback(len(self.requests) + 1, asked, lineage, promised, noised)
+        return Rollback(number, asked, lineage, promised, noised)
+
+    def took_part(self, client: int) -> bool:
+        """Whether a client may have had a part in the model: by an update, or by a choice that its data decided."""
+        current = len(self.tables) - 1
+        way = [*(cut for cut in self.lineage if cut.round), Cut(current, len(self.tables[current]))]
+        if len(self.facts) < len(self.tables) or any(self.facts[cut.branch].get("prying", True) for cut in way):
+            return True
+        turns = [turn for cut in way for turn in self.tables[cut.branch].turns[: cut.round]]
+        return any(client in turn.clients or (turn.moved > 0 and not turn.clients) for turn in turns)
 
     def start(self, rollback: Rollback, noise_seed: int | None = None) -> Tensor:
         """The model that retraining begins with."""
@@ -98,8 +121,11 @@ class Branches:
                     models.drop(number)
 
     def _bound(self, clients: Sequence[int]) -> Bound:
-        psi = [table.psi(clients, self.settings.group_rule) for table in self.tables]
-        return lambda branch, number: float(psi[branch][number])
+        @cache
+        def psi(branch: int) -> FloatArray:
+            return self.tables[branch].psi(clients, self.settings.group_rule)
+
+        return lambda branch, number: float(psi(branch)[number]) if number else 0.0
 
     def _check(self, clients: Sequence[int]) -> None:
         gone = set(self.forgotten)
@@ -123,15 +149,13 @@ def noised(model: Tensor, sigma: float, seed: int | None = None, request: int = 
     return (model.double() + noise).to(model.dtype)
 
 
-def check_forgettable(experiment: Experiment) -> Unlearning:
-    """The settings, unless the run has no one global model of clients that can be left out."""
-    name, people = type(experiment.algorithm).__name__, experiment.population
-    if experiment.unlearning is None:
-        raise UserError("unlearn: the run was not tracked; only one with unlearning.track=true can forget")
-    if experiment.algorithm.training_population(people).size != people.size:
-        raise UserError(f"unlearn: {name} trains on everybody's data together; nobody can be left out")
-    if experiment.algorithm.trained_task(experiment.task).size != experiment.task.size:
-        raise UserError(f"unlearn: {name} trains several models; only one global model can be rolled back")
+def tracked_settings(experiment: Experiment) -> Unlearning:
+    """The settings of a run that was tracked, and can forget."""
+    if experiment.unlearning is None or not experiment.unlearning.track:
+        raise UserError(
+            "unlearn: the run was not tracked (unlearning.track=true); it can still forget exactly, by --from-scratch"
+        )
+    check_forgettable(experiment.algorithm, experiment.task, experiment.population)
     return experiment.unlearning
 
 
@@ -149,7 +173,8 @@ class SIFU:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.branches = Branches(check_forgettable(experiment), experiment.population.size)
+        self.branches = Branches(tracked_settings(experiment), experiment.population.size)
+        self._last: Result | None = None
 
     def train(self) -> Result:
         """Branch 0, with everybody."""
@@ -157,8 +182,11 @@ class SIFU:
         return self._branch(self.experiment)
 
     def forget(self, clients: Iterable[int], noise_seed: int | None = None) -> Result:
-        """Roll back, add noise, and train the next branch."""
+        """Roll back, add noise, and train the next branch; the last result, where nobody of these ever took part."""
         rollback = self.branches.plan(clients)
+        if rollback.absent and self._last is not None:
+            self.branches.accept(rollback)
+            return self._last
         start = self.branches.start(rollback, noise_seed)
         self.branches.accept(rollback)
         self.branches.drop_dead()
@@ -169,4 +197,6 @@ class SIFU:
         assert result.sensitivity is not None
         self.branches.tables.append(result.sensitivity.table)
         self.branches.models.append(result.sensitivity.models)
+        self.branches.facts.append(result.sensitivity.facts)
+        self._last = result
         return result

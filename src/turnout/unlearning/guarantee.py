@@ -37,7 +37,8 @@ def guarantee(
     settings: Unlearning, tables: Sequence[Table], lineage: Sequence[Cut], clients: Sequence[int]
 ) -> Guarantee:
     def at_cuts(group: Sequence[int]) -> list[float]:
-        return [float(tables[cut.branch].psi(group, settings.group_rule)[cut.round]) for cut in lineage]
+        rule = settings.group_rule
+        return [float(tables[branch].psi(group, rule)[number]) if number else 0.0 for branch, number in lineage]
 
     psi = at_cuts(clients)
     mu = total_mu(psi, settings.sigma)

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from turnout.errors import UserError, unknown
-from turnout.files import write_durably
+from turnout.files import sha256, write_tensors
 
 _WAITING = 16  # models in memory at most, where there is a folder
 
@@ -37,10 +37,7 @@ def stored_bytes(
 
 
 def write_model(path: Path, model: Tensor) -> None:
-    from safetensors.torch import save_file
-
-    stored = {"model": model.detach().cpu().contiguous().clone()}
-    write_durably(path, lambda partial: save_file(stored, partial))
+    write_tensors(path, {"model": model.detach().cpu().contiguous().clone()})
 
 
 def read_model(path: Path) -> Tensor:
@@ -60,6 +57,7 @@ class Models:
         self.folder = folder
         self._memory: dict[int, Tensor] = {}
         self._written = set[int]()
+        self.digests: dict[int, str] = {}  # SHA-256 of the files, when they were written
 
     @classmethod
     def open(cls, folder: Path, last: int) -> Models:
@@ -94,6 +92,7 @@ class Models:
         if number in self._written:
             self.path(number).unlink(missing_ok=True)
             self._written.remove(number)
+            self.digests.pop(number, None)
 
     def flush(self) -> None:
         """Write those that wait in memory."""
@@ -102,11 +101,12 @@ class Models:
         for number in sorted(self._memory):
             write_model(self.path(number), self._memory[number])
             self._written.add(number)
+            self.digests[number] = sha256(self.path(number))
         self._memory.clear()
 
-    def cut_back(self, rounds: list[int], memory: dict[int, Tensor]) -> None:
+    def cut_back(self, rounds: list[int], memory: dict[int, Tensor], digests: dict[int, str] | None = None) -> None:
         """Keep these rounds and no other: what was kept when a checkpoint was written."""
-        self._memory = memory
+        self._memory, self.digests = memory, digests or {}
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
                 if path.suffix != ".safetensors" or int(path.stem) not in rounds:

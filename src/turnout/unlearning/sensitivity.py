@@ -7,8 +7,8 @@ bound's proof needs and a run may not grant is noted in `facts`, for the certifi
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,24 @@ import torch
 from torch import Tensor
 
 from turnout.errors import UserError
-from turnout.files import as_json_text, write_text
+from turnout.files import append_lines, as_json_text, write_text
+from turnout.local.proximal import ProximalSGD
+from turnout.local.sgd import LocalSGD
 from turnout.observe.observer import Observer, Round
 from turnout.random import FloatArray
+from turnout.robustness.watch import Watch
+from turnout.server.sealed import prying
 from turnout.server.updates import Job, Updates
+from turnout.unlearning.ended import record_resume
 from turnout.unlearning.retention import Models, superseded
 from turnout.unlearning.settings import Unlearning
 from turnout.unlearning.table import Table, Turn
 
 if TYPE_CHECKING:
+    from turnout.algorithms.algorithm import Algorithm
+    from turnout.population.population import Population
     from turnout.server.server import Server
+    from turnout.task import Task
 
 _EXPLAINED = 1e-3  # relative: a move this near to the weighted sum of the updates is that sum, rounded
 
@@ -47,19 +55,28 @@ class Sensitivity(Observer):
             "largest_lr": 0.0,
             "everybody": True,
             "full_batches": True,
+            "largest_pull": 0.0,
             "momentum": False,
             "clipped": False,
+            "transformed": False,
             "client_state": False,
+            "proximal": False,
+            "other_work": False,
+            "prying": [],
         }
         self._psi = np.zeros(0)  # [M] of every client now, where the retention asks for it
         self._written = 0  # turns in the file
+        self._hash = hashlib.sha256()  # of the file
 
     def on_start(self, server: Server) -> None:
         for client in (client for group in self.table.groups for client in group):
             if not 0 <= client < server.population.size:
                 raise UserError(f"unlearning.groups: {client} is not one of the {server.population.size} clients")
+        self.facts["prying"] = sorted({*self.facts["prying"], *_prying(server)})
+        self.facts["other_work"] |= server.population.behaviour is not None
         self._before = server.model
         if not server.begun:
+            self._go_on()
             self._cut_file(0)
             self.models.cut_back([], {})
             self._psi = np.zeros(server.population.size)
@@ -100,11 +117,12 @@ class Sensitivity(Observer):
     def _local_contraction(self, jobs: Sequence[Job]) -> float:
         """The largest (1 - lr (lambda + mu))^steps of the jobs."""
         curvature = self.settings.strong_convexity
-        return max(abs(1 - _lr(job) * (float(job.work.weight_decay) + curvature)) ** job.steps for job in jobs)
+        works = [(job, job.work.bind(job.options)) for job in jobs]
+        return max(abs(1 - _lr(job) * (float(work.weight_decay) + curvature)) ** job.steps for job, work in works)
 
     def _note(self, server: Server, record: Round, jobs: list[Job], turn: Turn) -> None:
         """Whether the round was as the proof has it."""
-        facts, kinds = self.facts, {(id(job.work), job.version, job.options.get("lr")): job for job in jobs}.values()
+        facts, kinds = self.facts, {(id(job.work), job.version, *job.options.values()): job for job in jobs}.values()
         moved = (server.model - self._before).norm()
         explained = record.linear and abs(float(moved) - turn.moved) <= _EXPLAINED * float(moved) and bool(turn.clients)
         facts["unexplained_rounds"] += bool(moved > 0) and not explained
@@ -113,15 +131,21 @@ class Sensitivity(Observer):
         facts["largest_step"] = max(facts["largest_step"], server.optimiser.lr * float(record.weights.sum()))
         facts["largest_lr"] = max([facts["largest_lr"], *map(_lr, kinds)])
         facts["everybody"] &= bool(len(set(turn.clients)) == np.count_nonzero(server.importance))
-        for work in (job.work for job in kinds):
+        for work in (job.work.bind(job.options) for job in kinds):
             facts["full_batches"] &= work.batching == "full"
-            facts["momentum"] |= bool(np.any(np.asarray(work.momentum)))
+            facts["largest_pull"] = max(facts["largest_pull"], float(work.pull))
+            facts["momentum"] |= bool(work.momentum)
             facts["clipped"] |= work.clip_norm is not None
+            facts["transformed"] |= bool(work.transform)
             facts["client_state"] |= bool(work.stored_shapes(server.task))
+            facts["proximal"] |= bool(work.pull > work.weight_decay)
+            facts["other_work"] |= type(work) not in (LocalSGD, ProximalSGD)
         smooth = self.settings.smoothness
-        if smooth is not None and facts["largest_lr"] * smooth > 2 and "expansive" not in facts:
-            facts["expansive"] = True
-            server.log("expansive_steps", lr=facts["largest_lr"], smoothness=smooth, allowed=2 / smooth)
+        if smooth is not None and "expansive" not in facts:
+            whole = smooth + facts["largest_pull"]
+            if facts["largest_lr"] * whole > 2:
+                facts["expansive"] = True
+                server.log("expansive_steps", lr=facts["largest_lr"], smoothness=whole, allowed=2 / whole)
 
     def _crossed(self, turn: Turn) -> bool:
         """Whether some client was within the threshold until now."""
@@ -142,32 +166,65 @@ class Sensitivity(Observer):
         if self.folder is None:
             return
         write_text(self.folder / "facts.json", as_json_text(self.facts))
-        with (self.folder / "table.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in self.table.lines(self._written))
-            file.flush()
-            os.fsync(file.fileno())
+        lines = list(self.table.lines(self._written))
+        append_lines(self.folder / "table.jsonl", lines, sync=True)
+        for line in lines:
+            self._hash.update(f"{line}\n".encode())
         self._written = len(self.table)
 
     def on_end(self, server: Server) -> None:
         self.on_checkpoint(server)
 
+    def _go_on(self) -> None:
+        if self.folder is not None:
+            record_resume(self.folder.parent)
+
     def _cut_file(self, turns: int) -> None:
-        self._written = turns
+        self._written, self._hash = turns, hashlib.sha256()
         if self.folder is not None and (path := self.folder / "table.jsonl").exists():
             write_text(path, "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:turns]))
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {"facts": self.facts, "rounds": self.models.rounds, "turns": len(self.table)}
+        facts |= {"digests": self.models.digests, "digest": self._hash.hexdigest()}
         if self.folder is None:
             facts["table"] = list(self.table.lines())
         return facts, {"psi": torch.as_tensor(self._psi), **self.models.save()}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._go_on()
         self.facts, self._psi = facts["facts"], tensors.pop("psi").numpy().copy()
         self._cut_file(facts["turns"])
         lines = read_lines(self.folder / "table.jsonl") if self.folder is not None else facts["table"]
+        self._hash = hashlib.sha256("".join(lines).encode() if self.folder is not None else b"")
+        if facts.get("digest", self._hash.hexdigest()) != self._hash.hexdigest():
+            raise UserError(
+                f"resume: {self.folder}/table.jsonl is not what the checkpoint was written with; restore it"
+            )
         self.table = Table.read(lines, self.facts)
-        self.models.cut_back(facts["rounds"], {int(number): model for number, model in tensors.items()})
+        digests = {int(number): digest for number, digest in facts.get("digests", {}).items()}
+        self.models.cut_back(facts["rounds"], {int(number): model for number, model in tensors.items()}, digests)
+
+
+def _prying(server: Server) -> list[str]:
+    """What may let the data of clients decide who takes part, or how much others count."""
+    acting = [
+        type(one).__name__
+        for one in server.observers
+        if type(one).on_step is not Observer.on_step and not (type(one) is Watch and not one.settings.automatic)
+    ]
+    return [*prying(server.algorithm, server.population), *(f"observer {name}" for name in acting)]
+
+
+def check_forgettable(algorithm: Algorithm, task: Task, population: Population, from_scratch: bool = False) -> None:
+    """Raise where a run has no clients that can be left out, or no one global model that can be rolled back."""
+    name = type(algorithm).__name__
+    if algorithm.training_population(population).size != population.size:
+        raise UserError(f"unlearning: {name} trains on everybody's data together; nobody can be left out")
+    if not from_scratch and algorithm.trained_task(task).size != task.size:
+        raise UserError(f"unlearning: {name} trains several models, and none can be rolled back; --from-scratch only")
+    if population.mattering < 2:
+        raise UserError("unlearning: nobody would remain to train with; it takes two clients that matter")
 
 
 def read_lines(path: Path) -> list[str]:

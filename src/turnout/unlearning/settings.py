@@ -25,6 +25,7 @@ class Unlearning:
     `strong_convexity`. `group_rule` is the bound of clients that leave together: `sum`, `joint` for `groups` known
     before training, or `max` as in the paper, which covers each of them alone. `convex` and `smoothness` (L) are what
     you know of the loss: the certificate says what they are needed for. `weights` population is the paper's code.
+    `budget` per_client_total keeps (epsilon, delta) over all requests; per_branch, the paper's, for every cut alone.
     """
 
     track: bool = True
@@ -36,7 +37,7 @@ class Unlearning:
     calibration: str = "analytic"
     bound: str = "plain"
     group_rule: str = "sum"
-    budget: str = "per_branch"
+    budget: str = "per_client_total"
     weights: str = "realised"
     convex: bool = False
     smoothness: float | None = None
@@ -61,6 +62,8 @@ class Unlearning:
         for name in ("sigma", "strong_convexity"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"unlearning.{name}: {getattr(self, name)} must be a number of at least 0")
+        if self.group_rule == "joint" and not self.groups:
+            raise UserError("unlearning.group_rule: joint needs unlearning.groups, known before training; use sum")
         if self.bound == "contracted" and self.retention == "frugal":
             raise UserError("unlearning.retention: frugal needs unlearning.bound=plain, since another may fall again")
 

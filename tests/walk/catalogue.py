@@ -1,0 +1,304 @@
+"""Everything a configuration can name and every option of it, with values for each: derived from the signatures.
+
+What is in a signature is a section's options; which words an option takes, the sentence that refuses another one says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+
+from turnout import UserError, config, datasets, registry
+from turnout.cohort.plan import Plan
+from turnout.decentral.settings import NetworkSettings
+from turnout.local.sgd import LocalSGD
+from turnout.models import MODELS
+from turnout.options import options_of
+from turnout.population.arriving import ARRIVALS
+from turnout.population.availability import Crashes, Detection
+from turnout.population.links import Links
+from turnout.population.memories import MEMORIES
+from turnout.population.partition import PARTITIONS
+from turnout.population.population import Population
+from turnout.population.power import Power
+from turnout.robustness.watch import Screening
+from turnout.server.privacy import Privacy
+from turnout.server.stopping import Evaluation
+from turnout.unlearning.settings import Unlearning
+
+CLIENTS = 6
+BASE: config.Settings = {
+    "run": {"rounds": 2, "seed": 3, "checkpoint_every": 1},
+    "data": {"name": "synthetic", "clients": CLIENTS, "dims": 4, "classes": 3, "max_samples": 12},
+    "partition": {"name": "natural"},
+    "clients": {"count": CLIENTS, "regions": 2},
+    "devices": {"name": "lognormal", "median": 0.5, "sigma": 0.5},
+    "links": {"down": 1e6, "up": 1e6, "latency": 0.01, "backhaul": 1e6},
+    "model": {"name": "linear"},
+    "local": {"lr": 0.1, "batch_size": 4},
+    "algorithm": {"name": "fedavg"},
+    "sampler": {"name": "md", "clients_per_round": 3},
+    "engine": {"threads": 1},
+}
+_NAMED: dict[str, dict[str, Callable[..., Any]]] = {
+    "data": {name: datasets.loader(name) for name in datasets.names()},
+    "partition": PARTITIONS,
+    "stream": ARRIVALS,
+    "memory": dict(MEMORIES),
+    "devices": config.DEVICES,
+    "availability": config.AVAILABILITY,
+    "adversary": config.ADVERSARIES,
+    "behaviour": config.BEHAVIOURS,
+    "model": MODELS,
+    "algorithm": {name: registry.find("algorithm", name) for name in registry.names("algorithm")},
+    "sampler": {name: registry.find("sampler", name) for name in registry.names("sampler")},
+}
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "run": config.RunSettings,
+    "clients": config.ClientSettings,
+    "links": Links,
+    "power": Power,
+    "crashes": Crashes,
+    "detection": Detection,
+    "network": NetworkSettings,
+    "local": LocalSGD,
+    "evaluation": Evaluation,
+    "engine": Plan,
+    "unlearning": Unlearning,
+    "detectors": Screening,
+    "privacy": Privacy,
+}
+# What the program fills in itself, or takes from another section.
+_FILLED_IN = {
+    "algorithm": {"local", "sampler", "network", "overlay", "latency"},
+    "partition": {"data", "clients", "seed", "part"},
+    "devices": {"clients"},
+    "availability": {"clients"},
+}
+# What some things need beside their name: to exist at all, and to be used by the base configuration.
+_NEEDS: dict[tuple[str, str], config.Settings] = {
+    ("algorithm", "fedcs"): {"algorithm": {"deadline": 5.0}},
+    ("algorithm", "hierfavg"): {"algorithm": {"deadline": 5.0}},
+    ("algorithm", "hybridfl"): {"algorithm": {"deadline": 5.0}},
+    ("algorithm", "fedprof"): {"algorithm": {"clients_per_round": 3}, "clients": {"validation_fraction": 0.2}},
+    ("algorithm", "fedbuff"): {"algorithm": {"buffer_size": 2}},
+    ("adversary", "largest_norm"): {"adversary": {"budget": 0.3}},
+    ("adversary", "random"): {"adversary": {"budget": 0.3}},
+    ("adversary", "silence"): {"adversary": {"budget": 0.3, "clients": [1]}},
+    ("adversary", "starve"): {"adversary": {"budget": 0.3}},
+    ("adversary", "worst_case"): {"adversary": {"budget": 0.3}},
+    ("availability", "bernoulli"): {"availability": {"probability": 0.8}},
+    ("availability", "diurnal"): {"availability": {"level": 0.6, "amplitude": 0.3}},
+    ("availability", "markov"): {"availability": {"probability": 0.8, "correlation": 0.3}},
+    ("devices", "fixed"): {"devices": {"seconds": 1.0}},
+    ("devices", "fx"): {"devices": {"percent": 50.0}},
+    ("devices", "gaussian"): {"devices": {"mean": 1.0, "sd": 0.2}},
+    ("devices", "lognormal"): {"devices": {"median": 1.0, "sigma": 0.2}},
+    ("devices", "table"): {"devices": {"source": [1.0] * CLIENTS}},
+    ("memory", "fifo"): {"memory": {"capacity": 3}},
+    ("memory", "reservoir"): {"memory": {"capacity": 3}},
+    ("model", "mlp"): {"model": {"hidden": [4]}},
+    ("partition", "dirichlet"): {"partition": {"alpha": 5.0}},
+    ("partition", "dirichlet_equal"): {"partition": {"alpha": 5.0}},
+    ("partition", "pachinko"): {"partition": {"superclasses": [0, 0, 1]}},
+    ("stream", "replay"): {"stream": {"trace": [2, 1]}},
+    ("network", ""): {"algorithm": {"name": "dpasgd"}},
+    ("privacy", ""): {"privacy": {"noise": 0.5, "clip": 1.0, "noise_seed": 1}, "sampler": {"name": "uniform"}},
+    ("evaluation", ""): {"evaluation": {"rounds": 1}},
+    ("detectors", ""): {"detectors": {"start": 1}},
+    ("unlearning", ""): {"unlearning": {"every": 1}},
+}
+_GAIA: config.Settings = {
+    "algorithm": {"name": "dpasgd"},
+    "data": {"clients": 11},
+    "clients": {"count": 11},
+    "network": {"underlay": "gaia", "access": "10Gbps"},
+}
+# What some options need beside them; None takes an option away.
+_BESIDE: dict[str, config.Settings] = {
+    "algorithm.wait_for_crashed": {"algorithm": {"deadline": 5.0}},
+    "algorithm.fedbuff.concurrency": {"algorithm": {"buffer_size": 1}},
+    "algorithm.close_rule": {"algorithm": {"deadline": 5.0}},
+    "algorithm.robust_mean.trim": {"algorithm": {"rule": "trimmed_mean"}},
+    "algorithm.robust_mean.liars": {"algorithm": {"rule": "krum"}, "sampler": {"clients_per_round": 6}},
+    "algorithm.robust_mean.keep": {
+        "algorithm": {"rule": "multi_krum", "liars": 1},
+        "sampler": {"clients_per_round": 6},
+    },
+    "algorithm.robust_mean.radius": {"algorithm": {"rule": "centred_clipping"}},
+    "algorithm.robust_mean.iterations": {"algorithm": {"rule": "geometric_median"}},
+    "algorithm.stream_fedavg.ratio": {"algorithm": {"weighting": "optimal"}},
+    "behaviour.clients": {"behaviour": {"share": None}},
+    "sampler.cafed.optima": {"sampler": {"floor": "local_optimum"}},
+    "network.underlay": _GAIA,
+    "network.access": _GAIA,
+    "network.core": _GAIA,
+    "network.latency_mode": _GAIA,
+}
+FIXED = ("algorithm.clustered_fl.wait_for", "algorithm.robust_fedavg.normalise", "algorithm.robust_fedprox.normalise")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a thing: `section.name` where things of that section have names."""
+
+    section: str
+    thing: str  # "" where the section is one thing
+    name: str
+    hint: Any
+    default: Any
+
+    def __str__(self) -> str:
+        return f"{self.section}.{self.thing}.{self.name}" if self.thing else f"{self.section}.{self.name}"
+
+
+def needs_files(section: str, thing: str) -> bool:
+    """Whether it cannot exist without files of the user's own."""
+    if section == "availability":
+        return thing == "trace"
+    return section == "data" and bool({"folder", "path", "function"} & options_of(_NAMED["data"][thing]).keys())
+
+
+def things() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Section, name ("" where the section has none) and constructor of everything that needs no file."""
+    for section, kinds in _NAMED.items():
+        for name, function in kinds.items():
+            if not needs_files(section, name):
+                yield section, name, function
+    for section, function in _PLAIN.items():
+        yield section, "", function
+
+
+def options() -> Iterator[Option]:
+    """Every option of every thing."""
+    for section, thing, function in things():
+        for name, (hint, default) in options_of(function, _FILLED_IN.get(section)).items():
+            yield Option(section, thing, name, hint, default)
+        if section == "stream":
+            shared = options_of(Population.streaming, {"self", "arrivals", "memory"})
+            yield from (Option(section, thing, name, hint, default) for name, (hint, default) in shared.items())
+        if section == "availability":
+            yield Option(section, thing, "groups", int | list[int], None)
+        if section == "model":
+            yield Option(section, thing, "loss", str, None)
+
+
+def settings(section: str, thing: str, **given: Any) -> config.Settings:
+    """The base configuration with one thing in it, and these of its options."""
+    merged = {name: dict(values) for name, values in BASE.items()}
+    if (section == "data" and thing != "synthetic") or (section == "model" and thing.startswith(("cnn", "char"))):
+        merged |= _world(thing)
+    elif section == "memory":
+        merged["stream"] = {"name": "constant", "rate": 2.0}
+    if thing and merged.get(section, {}).get("name") != thing:
+        few = section == "sampler" and "clients_per_round" in options_of(_NAMED["sampler"][thing])
+        merged[section] = {"name": thing, **({"clients_per_round": 3} if few else {})}
+    if section == "behaviour" and thing != "none":
+        merged["behaviour"]["share"] = 0.34
+    extras = [_NEEDS.get((section, thing), {})]
+    extras += [_BESIDE.get(place, {}) for name in given for place in (f"{section}.{name}", f"{section}.{thing}.{name}")]
+    for extra in [*extras, {section: given}]:
+        for other, values in extra.items():
+            merged[other] = {k: v for k, v in (merged.get(other, {}) | values).items() if v is not None}
+    return merged
+
+
+def _world(kind: str) -> config.Settings:
+    """Data of another shape, dealt to the same clients."""
+    generated = {"linear_mixture": {"dims": 4, "max_samples": 12, "test_samples": 3}, "quadratics": {"samples": 6}}
+    if kind in generated:
+        return {"data": {"name": kind, "clients": CLIENTS, **generated[kind]}}
+    shapes = {"cnn_mnist": [1, 28, 28], "cnn_cifar": [3, 32, 32], "cnn_large": [3, 32, 32], "char_lstm": [5]}
+    if kind in shapes:
+        made = {"name": "function", "function": "catalogue:drawn", "arguments": {"shape": shapes[kind]}}
+        return {"data": made, "partition": {"name": "iid"}}
+    return {"data": {"name": kind}, "partition": {"name": "iid"}}
+
+
+def drawn(shape: list[int]) -> dict[str, Any]:
+    """Two samples a client of that shape: pictures, or rows of letters."""
+    inputs = np.random.default_rng(0).normal(size=(2 * CLIENTS, *shape)).astype("float32")
+    targets = np.arange(len(inputs)) % 3
+    if len(shape) > 1:
+        return {"inputs": inputs, "targets": targets}
+    return {"inputs": (inputs > 0).astype("int64"), "targets": targets, "num_classes": 100}
+
+
+# -- values -----------------------------------------------------------------------------------------------------
+
+_SPECIAL: dict[str, list[Any]] = {
+    "data.seed": [1],
+    "run.measure": ["test_loss"],
+    "run.target": [0.99, 1],
+    "run.rounds": [3],
+    "run.seed": [0, 2**62],
+    "run.folder": ["elsewhere", 'é "x" \\ \t'],
+    "run.name": ["another", "é#=[x]"],
+    "algorithm.head": ["1"],
+    "partition.superclasses": [[1, 0, 0], [0.0, 1, 1]],
+    "clients.importance": ["equal", [1 / 6] * CLIENTS, [1, 0, 0, 0, 0, 0]],
+    "detectors.names": [["norm"], ["norm", "replay"]],
+    "detectors.limits": [{"norm": 3}, {"norm": 2.5}],
+    "local.report": ["loss"],
+    "local.transform": ["clip:1.0"],
+    "model.inputs": [4.0],
+    "model.outputs": [3.0],
+    "model.symbols": [100.0],
+    "engine.device": ["cpu:0"],
+    "engine.address": ["auto"],
+    "network.underlay": ["gaia"],
+    "network.access": ["10Gbps"],
+    "network.core": ["1Gbps"],
+    "network.center": ["0"],
+}
+
+
+def values(option: Option) -> list[Any]:
+    """Values of other kinds that the option may take, the default not among them; some may be refused."""
+    special = _SPECIAL.get(f"{option.section}.{option.name}", [])
+    found = [*special, *words(option), *_of(option.hint, option.default)]
+    return [value for value in found if not (value == option.default and type(value) is type(option.default))]
+
+
+def _of(hint: Any, default: Any) -> list[Any]:
+    text = str(hint)
+    if "Array" in text or "ndarray" in text or "Draw" in text:
+        return [1, 0.5, [1] * CLIENTS, [0.25] * CLIENTS]
+    if get_origin(hint) in (Union, UnionType):
+        return [value for part in get_args(hint) if part is not type(None) for value in _of(part, default)]
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if hint is bool:
+        return [not default] if isinstance(default, bool) else [True, False]
+    if hint is int:
+        own = [default + 1, float(default + 1)] if isinstance(default, int) else []
+        return [1, 2, 3.0, *own]
+    if hint is float:
+        own = [default / 2] if isinstance(default, float) and default else []
+        return [0.5, 1, 2, 0.25, *own]
+    inner = get_args(hint)
+    if get_origin(hint) is tuple:
+        return [[1] * len(inner), [0.25] * len(inner)]
+    if inner and get_origin(hint) is not None and hint is not str:
+        parts = _of(inner[0], None)
+        return [[part] * many for many in (1, CLIENTS) for part in parts]
+    return []
+
+
+@cache
+def words(option: Option) -> tuple[str, ...]:
+    """The words that an option of text takes, as the refusal of another one lists them."""
+    if option.hint not in (str, str | None, str | float) or option.section == "run":
+        return ()
+    try:
+        config.build(settings(option.section, option.thing, **{option.name: "?"}))
+    except UserError as refusal:
+        listed = re.search(r"(?:is not one of|allowed:|is not) (.*)$", str(refusal))
+        return tuple(re.findall(r"[\w]+", listed[1])) if listed else ()
+    return ("",)
