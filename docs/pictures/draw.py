@@ -202,8 +202,8 @@ def job() -> Picture:
 
 def run() -> Picture:
     """The folder a run leaves."""
-    p = Picture(760, 434, "A run on disk: the files of its folder and what each answers")
-    p.box(12, 12, 736, 410, "card")
+    p = Picture(760, 468, "A run on disk: the files of its folder and what each answers")
+    p.box(12, 12, 736, 444, "card")
     p.text(32, 42, "runs/digits/", size=16, font_weight="700")
     rows = (
         ("config.toml", "what was run: every option, defaults too", "run it again", "blue"),
@@ -216,6 +216,7 @@ def run() -> Picture:
         ("model.safetensors", "a state_dict for your torch.nn.Module", "load_file", "orange"),
         ("log.txt", "events: rejected updates, empty rounds, restarts", "text", "sky"),
         ("checkpoints/", "the newest two, with jobs still under way", "turnout resume", "red"),
+        ("manifest.json", "a digest of every file: damage is named", "every command", "red"),
     )
     for i, (name, what, how, colour) in enumerate(rows):
         y = 76 + i * 34

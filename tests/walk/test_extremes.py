@@ -126,7 +126,7 @@ def test_random_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A few of those that `random_configurations.py` draws."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(catalogue.__file__).parent), *sys.path])
-    outcomes, failures = random_configurations.walk(250, seed=0)
+    outcomes, failures = random_configurations.walk(150, seed=0)
     assert not failures, "\n".join(failures)
-    assert outcomes["refused"] > 50
-    assert outcomes["built"] + outcomes["ran"] > 50
+    assert outcomes["refused"] > 30
+    assert outcomes["built"] + outcomes["ran"] > 20

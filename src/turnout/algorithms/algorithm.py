@@ -28,9 +28,9 @@ class Algorithm:
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
-    restarts_crashed: ClassVar[bool] = False  # whether a standing invitation outlives a crash
     # Whether it takes more from updates than the sum of a step: every class that does not declares False itself.
     reads_updates: ClassVar[bool] = True
+    restarts_crashed: ClassVar[bool] = False  # whether a standing invitation outlives a crash
     sends_updates: ClassVar[bool] = True  # False: clients keep what they learn to themselves
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
     no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
