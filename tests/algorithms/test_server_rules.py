@@ -29,9 +29,9 @@ ONE = clients((1.0,), "equal")
 @pytest.mark.parametrize(("algorithm", "start"), HAND)
 def test_adaptive_steps(algorithm: type[FedAdam], start: float) -> None:
     """Reddi et al. 2021, algorithm 2: the first and the second step."""
-    beta1 = {} if algorithm is FedAdagrad else {"beta1": 0.5}
+    betas = {} if algorithm is FedAdagrad else {"beta1": 0.5, "beta2": 0.75}
     for rounds, expected in enumerate(HAND[algorithm, start], 1):
-        run = algorithm(steps(1, 0.5), Full(), server_lr=0.1, beta2=0.75, tau=0.1, **beta1)
+        run = algorithm(steps(1, 0.5), Full(), server_lr=0.1, tau=0.1, **betas)
         assert float(simulate(run, ONE, rounds, start).model[0]) == pytest.approx(expected, abs=1e-14)
 
 
