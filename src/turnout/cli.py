@@ -296,8 +296,7 @@ def inspect(
     Example: turnout inspect runs/digits
     """
     with sentences():
-        check_is_run("inspect", folder)
-        run = read.recorded(folder, "inspect")
+        run = read.recorded(folder, "inspect", "config.toml")
         remark(run.remarks)
         summary = run.summary or {"unfinished": True, "last": _last_row(run)}
         if as_json:

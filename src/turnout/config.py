@@ -12,7 +12,6 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -268,7 +267,7 @@ def build(
         else:
             dataset, given["partition"] = brought.dataset, {"name": "natural"}
         counted: ClientSettings = make("clients", ClientSettings)
-        as_given = deepcopy(given)
+        as_given = {section: dict(options) for section, options in given.items()}
         population, shadow = _population(run, dataset, counted, given, complete, make)
     task = _task(run, dataset, given, complete, make) if brought is None else brought.task
     local = make("local", LocalSGD) if brought is None else brought.local
@@ -287,7 +286,8 @@ def build(
             raise UserError("adversary.name: shadow needs the model and the local work of a configuration; use silence")
         foe = _found(shadow, run, dataset, counted, as_given, task, local, plan)
         population = replace(population, adversary=foe)
-        complete["adversary"] = {"name": "silence", **vars(foe)}
+        found = {name: value for name, value in vars(foe).items() if value is not None}
+        complete["adversary"] = {"name": "silence", **check("adversary", adversary.Silence, found, set())[1]}
     complete["network"] = {}  # a plain ring, or a server
     if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)

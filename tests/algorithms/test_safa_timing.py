@@ -1051,7 +1051,6 @@ def test_over_selection_closes_at_the_first_answers(needed: int) -> None:
         (SafaThesis, {"fraction": 2}, r"algorithm\.fraction"),
         (SafaThesis, {"arrival_order": "name"}, r"algorithm\.arrival_order.*name"),
         (SafaThesis, {"keep_best": "always"}, r"algorithm\.keep_best.*always"),
-        (FedCS, {}, r"algorithm\.deadline: fedcs needs one"),
         (FedAvg, {"wait_for": 0}, r"algorithm\.wait_for: 0 must be above 0"),
         (FedAvg, {"wait_for_crashed": True}, r"algorithm\.wait_for_crashed.*algorithm\.deadline"),
     ],

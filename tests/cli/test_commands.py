@@ -210,7 +210,7 @@ def test_stop_rules(terminal: Terminal) -> None:
 
 
 def test_diverged_run_is_exit_code_1(terminal: Terminal) -> None:
-    answer = terminal("run", "digits", *QUICK, "local.lr=30", "algorithm.server_lr=3e38", "--json")
+    answer = terminal("run", "digits", *QUICK, "local.lr=30", "algorithm.server_lr=9e37", "--json")
     assert answer.code == 1
     assert answer.json()["stopped"] == "diverged: the model is no longer finite"
     assert "diverged" in (terminal.here / "runs/digits/log.txt").read_text()

@@ -78,8 +78,3 @@ def test_nobody_asks() -> None:
 def test_what_is_refused(words: str, answer: str) -> None:
     with pytest.raises(UserError, match=answer.replace("[", r"\[")):
         built(words)
-
-
-def test_a_deadline_is_needed() -> None:
-    with pytest.raises(UserError, match=r"algorithm.deadline: missing; give it a value"):
-        config.build(config.read("digits", ["algorithm.name=hierfavg"]))

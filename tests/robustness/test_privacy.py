@@ -277,7 +277,7 @@ def test_uploads_that_were_lost_are_paid_for_as_the_busiest_client_sends(tmp_pat
 
 def test_without_the_accountant_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UserError, match=r"pip install 'turnout\[privacy\]'"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[privacy\]"'):
         run(Privacy(noise=1.0, clip=1.0))
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -90,12 +91,19 @@ _NEEDS: dict[tuple[str, str], config.Settings] = {
     ("algorithm", "fedbuff"): {"algorithm": {"buffer_size": 2}},
     ("adversary", "largest_norm"): {"adversary": {"budget": 0.3}},
     ("adversary", "random"): {"adversary": {"budget": 0.3}},
+    ("adversary", "shadow"): {"adversary": {"budget": 0.3, "first": 1, "last": 3, "by_gradient": 1}},
     ("adversary", "silence"): {"adversary": {"budget": 0.3, "clients": [1]}},
     ("adversary", "starve"): {"adversary": {"budget": 0.3}},
     ("adversary", "worst_case"): {"adversary": {"budget": 0.3}},
     ("availability", "bernoulli"): {"availability": {"probability": 0.8}},
     ("availability", "diurnal"): {"availability": {"level": 0.6, "amplitude": 0.3}},
     ("availability", "markov"): {"availability": {"probability": 0.8, "correlation": 0.3}},
+    ("behaviour", "bad_data"): {"behaviour": {"share": None, "shares": {"label_flip": 0.34}}},
+    ("behaviour", "blur"): {
+        "data": {"name": "function", "function": "catalogue:drawn", "arguments": {"shape": [1, 6, 6]}}
+        | dict.fromkeys(("clients", "dims", "classes", "max_samples")),
+        "partition": {"name": "iid"},
+    },
     ("devices", "fixed"): {"devices": {"seconds": 1.0}},
     ("devices", "fx"): {"devices": {"percent": 50.0}},
     ("devices", "gaussian"): {"devices": {"mean": 1.0, "sd": 0.2}},
@@ -141,7 +149,10 @@ _BESIDE: dict[str, config.Settings] = {
     "network.core": _GAIA,
     "network.latency_mode": _GAIA,
 }
-FIXED = ("algorithm.clustered_fl.wait_for", "algorithm.robust_fedavg.normalise", "algorithm.robust_fedprox.normalise")
+FIXED = (
+    "algorithm.clustered_fl.wait_for", "algorithm.robust_fedavg.normalise", "algorithm.robust_fedprox.normalise",
+    *(["algorithm.knn_per.index"] if find_spec("faiss") is None else []),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -242,6 +253,8 @@ _SPECIAL: dict[str, list[Any]] = {
     "run.name": ["another", "é#=[x]"],
     "algorithm.head": ["1"],
     "partition.superclasses": [[1, 0, 0], [0.0, 1, 1]],
+    "behaviour.shares": [{"label_flip": 0.5}, {"label_flip": 1}],
+    "behaviour.strengths": [{"label_flip": 0.5}, {"label_flip": 1}],
     "clients.importance": ["equal", [1 / 6] * CLIENTS, [1, 0, 0, 0, 0, 0]],
     "detectors.names": [["norm"], ["norm", "replay"]],
     "detectors.limits": [{"norm": 3}, {"norm": 2.5}],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("hybridfl", "theta_init"): Case(0.9),
     ("hybridfl", "idle_fallback"): Case("global"),
     ("ifca", "clusters"): Case(3),
+    ("knn_per", "index"): Case("faiss"),
     ("knn_per", "k"): Case(1),
     ("knn_per", "kernel"): Case("gaussian"),
     ("knn_per", "scale"): Case(3.0),
@@ -233,6 +235,7 @@ REFUSED = {
     ("poisson_binomial", "sampler", "cap"),
 }
 HIDDEN = {("fedprof", "algorithm", "cipher")}  # what the server can read is no part of what comes out
+(REFUSED if find_spec("faiss") is None else HIDDEN).add(("knn_per", "algorithm", "index"))  # finds the same neighbours
 
 
 def _options(kind: str, name: str) -> list[str]:

@@ -107,10 +107,10 @@ class Recorded(Views):
         return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
-def recorded(folder: Path | str, command: str = "report") -> Recorded:
-    """Read the run in a folder, for a command that names what is damaged."""
+def recorded(folder: Path | str, command: str = "report", mark: str = "plan.json") -> Recorded:
+    """Read the run in a folder, for a command that names what is damaged; `mark` is the file by which it is one."""
     folder = Path(folder)
-    check_is_run(command, folder, "plan.json")
+    check_is_run(command, folder, mark)
     remarks = examine(command, folder, (*READ, *RECORDS, "clients.parquet"))
     path = folder / "config.toml"
     config = read_toml(path) if path.exists() else {}
