@@ -36,7 +36,7 @@ MORE = {"plan", "tune", "sweep", "topology design", "study run"}  # of the READM
 SHORTER = {
     "run": ["run.rounds=2", "run.report=false"],
     "resume": ["run.rounds=3", "run.report=false"],
-    "tune": ["run.rounds=1", "--budget", "2"],
+    "tune": ["run.rounds=1", "--budget", "6"],
     "sweep": ["run.rounds=1", "--workers", "1"],
     "study run": ["--seeds", "1"],
 }

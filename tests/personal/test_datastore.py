@@ -166,6 +166,7 @@ def test_an_empty_memory_finds_nobody() -> None:
 
 def test_faiss_is_asked_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
+    monkeypatch.setattr(FakeFaiss, "asked", [])
     exact, other = store(), store(index="faiss")
     for k in (1, 5, 30):
         for mine, theirs in zip(exact.search(points(2, 8), k), other.search(points(2, 8), k), strict=True):
