@@ -25,12 +25,14 @@ def sentences() -> Iterator[None]:
     is one and exit code 1."""
     try:
         yield
-    except (UserError, FailedError, OSError) as error:
+    except (UserError, FailedError, OSError, MemoryError) as error:
         err.print(f"[red]turnout:[/red] {escape(_sentence(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(1 if isinstance(error, FailedError) else 2) from error
+        raise typer.Exit(1 if isinstance(error, FailedError | MemoryError) else 2) from error
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "this machine has too little memory for it; take a smaller model or fewer clients, or engine.memory_mib"
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -205,3 +205,13 @@ def test_a_run_of_the_version_before_goes_on(terminal: Terminal, monkeypatch: py
     Path("runs/a/manifest.json").unlink()
     terminal.done("resume", "runs/a", "run.rounds=4")
     assert bits(Path("runs/a"))["model"] == bits(Path("runs/whole"))["model"]
+
+
+def test_a_machine_without_memory_is_a_sentence(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(turnout.FedAvg, "run", full)
+    answer = terminal("run", "digits", *TINY)
+    assert answer.code == 1
+    assert "too little memory" in answer.err
