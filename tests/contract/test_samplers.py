@@ -68,3 +68,15 @@ def test_the_audit_adds_up(name: str, options: dict[str, Any]) -> None:
         expected[client] += weight
     np.testing.assert_allclose(audit.findings.realised * audit.findings.rounds, expected, atol=1e-12)
     assert audit.findings.contributions.sum() == sum(weight != 0 for _, weight in applied) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sampler_hears_of_clients_that_it_has_not_drawn(name: str) -> None:
+    """MIFA asks everybody in its first round, before a sampler has drawn anybody."""
+    sampler = trial(name, {}).algorithm.sampler  # type: ignore[attr-defined]
+    try:
+        algorithm = registry.find("algorithm", "mifa")(local(), sampler)
+    except turnout.UserError as error:
+        assert "\n" not in str(error)
+        return
+    assert turnout.execute(experiment("mifa", rounds=2, algorithm=algorithm)).server.version == 2

@@ -130,10 +130,11 @@ def attempt(base: config.Settings, changes: list[str], by_file: bool, run: bool)
 def _long(experiment: turnout.Experiment) -> bool:
     """Whether a round is much honest work, or needs what is not here."""
     local, plan = experiment.algorithm.local, experiment.plan
-    steps = local.num_steps(experiment.population.train.counts).max()
+    steps = int(local.num_steps(experiment.population.train.counts).max())
+    steps *= max(1, getattr(experiment.algorithm, "tuning_epochs", 1))
     numbers = [value for value in vars(experiment.algorithm).values() if isinstance(value, int)]
     elsewhere = plan.engine == "ray" or plan.threads > 8
-    return max([int(steps), *numbers]) > LONG_WORK or elsewhere or experiment.task.size > 100_000
+    return max([steps, *numbers]) > LONG_WORK or elsewhere or experiment.task.size > 100_000
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ class Algorithm:
             given = getattr(self, part.name)
             if given != (part.default if part.default_factory is MISSING else part.default_factory()):
                 kind = type(self).__name__
-                raise UserError(f"algorithm.{part.name}: {given}, which would change nothing in {kind}; leave it out")
+                shown = given if isinstance(given, int | float) else repr(given)[:60]
+                raise UserError(f"algorithm.{part.name}: {shown}, which would change nothing in {kind}; leave it out")
         local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):
             return

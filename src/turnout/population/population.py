@@ -50,6 +50,8 @@ def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, see
     if not 0 <= fraction < 1:
         raise UserError(f"clients.unseen_fraction: {fraction} must be at least 0 and below 1")
     joined = np.zeros(clients) if joined_at is None else np.array(joined_at, np.float64)
+    if joined.shape != (clients,):
+        raise UserError(f"population.joined_at: {joined.size} values for {clients} clients")
     never = min(clients - 1, math.floor(fraction * clients + 0.5))
     joined[random.subset(random.key(seed, "unseen"), never, clients)] = np.inf
     return joined

@@ -64,11 +64,16 @@ def gaussian_noise(own: Samples, _everybody: Pool, strength: float, key: IntArra
     return inputs + strength * torch.as_tensor(noise, dtype=inputs.dtype), targets
 
 
+_WIDEST = 1000
+
+
 def blur(own: Samples, _everybody: Pool, strength: float, _key: IntArray) -> Samples:
     """Images under a Gaussian filter of that many pixels."""
     inputs, targets = own
     if inputs.ndim != 4:
         raise UserError(f"quality: blur needs images [n, channels, height, width], not {tuple(inputs.shape)}")
+    if strength > _WIDEST:
+        raise UserError(f"quality: blur of strength {strength}; it must be from 0 to {_WIDEST} pixels")
     blurred = gaussian_filter(inputs.numpy(), (0, 0, strength, strength), mode="nearest")
     return torch.as_tensor(blurred, dtype=inputs.dtype), targets
 

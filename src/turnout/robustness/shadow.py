@@ -26,6 +26,8 @@ from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
 from turnout.task import Task
 
+_MOST_ROUNDS = 10_000
+
 
 @dataclass
 class Shadow:
@@ -101,8 +103,9 @@ def candidates(
     another seed, so that nothing of the future is known. `momentum_local` is the work of the second run, one step of
     `local` unless given.
     """
-    if not 1 <= first < last:
-        raise UserError(f"shadow: rounds {first} and {last}; the first must be at least 1 and before the last")
+    if not 1 <= first < last <= _MOST_ROUNDS:
+        allowed = f"the first must be at least 1 and before the last, which is at most {_MOST_ROUNDS}"
+        raise UserError(f"shadow: rounds {first} and {last}; {allowed}")
     if min(by_gradient, by_momentum) < 0 or by_gradient + by_momentum > population.size:
         raise UserError(f"shadow: {by_gradient} and {by_momentum} candidates of {population.size} clients")
     people = replace(population, availability=Always(), crashes=Crashes(), adversary=None)

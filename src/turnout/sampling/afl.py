@@ -46,7 +46,7 @@ class AFL(Sampler):
         raise UserError("sampler.name: afl depends on the losses; it has no statistics beforehand")
 
     def observe(self, updates: Updates) -> None:
-        if len(updates):
+        if len(updates) and len(self.values):  # before its first draw it remembers nothing
             losses = updates["loss"].double().cpu().numpy()
             self.values[updates.clients] = np.sqrt(updates.samples) * np.nan_to_num(losses, nan=0.0, posinf=0.0)
 

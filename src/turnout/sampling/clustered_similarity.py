@@ -49,7 +49,7 @@ class ClusteredSimilarity(Clustered):
 
     def observe(self, updates: Updates) -> None:
         """Remember what the clients sent, and how far it is from everybody else's."""
-        if not len(updates):
+        if not len(updates) or not len(self.distances):  # before its first draw it remembers nothing
             return
         deltas = updates.deltas
         fine = torch.isfinite(deltas).all(dim=1)

@@ -59,7 +59,7 @@ class Oort(Sampler):
         raise UserError("sampler.name: oort depends on losses and times; it has no statistics beforehand")
 
     def observe(self, updates: Updates) -> None:
-        if len(updates):
+        if len(updates) and len(self.losses):  # before its first draw it remembers nothing
             losses = np.abs(updates["loss"].double().cpu().numpy())
             self.losses[updates.clients] = updates.samples * np.nan_to_num(losses, nan=0.0, posinf=0.0)
             self.seconds[updates.clients] = updates.arrived_at - updates.sent_at
