@@ -131,7 +131,7 @@ def _long(experiment: turnout.Experiment) -> bool:
     """Whether a round is much honest work, or needs what is not here."""
     local, plan = experiment.algorithm.local, experiment.plan
     steps = int(local.num_steps(experiment.population.train.counts).max())
-    steps *= max(1, getattr(experiment.algorithm, "tuning_epochs", 1))
+    steps *= getattr(experiment.algorithm, "tuning_epochs", None) or 1
     numbers = [value for value in vars(experiment.algorithm).values() if isinstance(value, int)]
     elsewhere = plan.engine == "ray" or plan.threads > 8
     return max([steps, *numbers]) > LONG_WORK or elsewhere or experiment.task.size > 100_000
