@@ -37,7 +37,6 @@ from turnout.server.server import ByClient, OnlineSet, Server
 from turnout.server.state import Facts
 from turnout.server.updates import LEFT, Updates
 
-_LIFETIME = 30 * 86400.0  # seconds of a message: clients' clocks may be wrong by days, this server's own limit decides
 _FIRST_PAUSE = 0.01  # seconds
 
 
