@@ -6,9 +6,9 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-walk test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e studies
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

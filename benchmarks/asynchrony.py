@@ -37,7 +37,7 @@ from turnout import (
     Task,
     devices,
 )
-from turnout.observe.observer import Round
+from turnout.server.observer import Round
 from workloads import WORKLOADS, Workload
 
 CLIENTS = 100

@@ -21,10 +21,10 @@ import torch
 
 import turnout
 from turnout import FedAvg, LocalSGD, Observer, Population, Ragged, Uniform
-from turnout.observe.observer import Round
-from turnout.population.availability import Always, Availability
-from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
-from turnout.random import key, uniform
+from turnout.clients.availability import Always, Availability
+from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov
+from turnout.core.random import key, uniform
+from turnout.server.observer import Round
 
 
 class Stopwatch(Observer):

@@ -44,14 +44,14 @@ from turnout import (
     arriving,
     behaviour,
     memories,
-    random,
-    registry,
 )
-from turnout.models import cnn_mnist, linear
-from turnout.random import GOLDEN, bits, key, mix
-from turnout.robustness.aggregation import RULES
-from turnout.robustness.detectors import DETECTORS
-from turnout.unlearning import baselines
+from turnout.aggregation.rules import RULES
+from turnout.config import registry
+from turnout.core import random
+from turnout.core.random import GOLDEN, bits, key, mix
+from turnout.record.detectors import DETECTORS
+from turnout.task.models import cnn_mnist, linear
+from turnout_studies.forgetting import baselines
 
 Checks = Iterator[tuple[str, bool]]
 WITHIN = 1e-4  # of what the CPU's model has moved by, in float32
@@ -163,7 +163,7 @@ LIES: tuple[type[behaviour.Behaviour], ...] = (
     behaviour.DisguisedDecay,
     behaviour.Replay,
     behaviour.SignFlip,
-    behaviour.Gaussian,
+    behaviour.GaussianNoise,
     behaviour.LittleIsEnough,
 )
 

@@ -35,12 +35,12 @@ from turnout import (
     Task,
 )
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.decentral.mixing import local_degree
-from turnout.decentral.network import Exchange, Network, Overlay, Star
-from turnout.decentral.peers import ring
-from turnout.decentral.timeline import timeline
-from turnout.observe.observer import Round
-from turnout.random import key, uniform
+from turnout.core.random import key, uniform
+from turnout.peers.mixing import local_degree
+from turnout.peers.network import Exchange, Network, Overlay, Star
+from turnout.peers.peers import ring
+from turnout.peers.timeline import timeline
+from turnout.server.observer import Round
 from workloads import WORKLOADS, Workload
 
 SILOS = 100

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from turnout import config
+from turnout.cli.flower import build
+from turnout.config import config
+from turnout.core.random import FloatArray
 from turnout.deploy.app import Clients
-from turnout.flower_cli import build
-from turnout.random import FloatArray
-from turnout.run import execute
+from turnout.run.experiment import execute
 
 APP = Path(__file__).parent.parent / "examples" / "flower-quickstart"
 LEADERS: dict[str, list[str]] = {

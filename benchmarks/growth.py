@@ -37,11 +37,11 @@ from turnout import (
     Task,
     Uniform,
 )
-from turnout.cohort.train import Cohort, Jobs
-from turnout.models import linear, mlp
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.random import integers, key
+from turnout.core.random import integers, key
+from turnout.engine.train import Cohort, Jobs
+from turnout.record.history import History
+from turnout.server.observer import Round
+from turnout.task.models import linear, mlp
 from workloads import WORKLOADS
 
 W2 = WORKLOADS["W2"]

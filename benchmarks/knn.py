@@ -21,11 +21,11 @@ import torch
 import turnout
 from turnout import LocalSGD, Plan, Ragged, Task
 from turnout.algorithms.knn_per import KNNPer
-from turnout.cohort.evaluate import Evaluator, Personal
-from turnout.cohort.store import ClientStore
-from turnout.cohort.threads import threads
-from turnout.cohort.train import Cohort, Jobs
-from turnout.random import key
+from turnout.core.random import key
+from turnout.core.threads import threads
+from turnout.engine.evaluate import Evaluator, Personal
+from turnout.engine.store import ClientStore
+from turnout.engine.train import Cohort, Jobs
 
 INPUTS, CLASSES = 32, 10
 

@@ -30,11 +30,11 @@ import torch
 
 import turnout
 from turnout import FedBuff, Links, LocalSGD, Observer, Population, Ragged, devices
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.population import traces
-from turnout.population.devices import LogNormal
-from turnout.random import integers, key, normal, uniform
+from turnout.clients import traces
+from turnout.clients.devices import LogNormal
+from turnout.core.random import integers, key, normal, uniform
+from turnout.record.history import History
+from turnout.server.observer import Round
 
 DAY, DAYS, PHONES = 86_400, 6, 300
 SAMPLES, POOL = 20, 60_000

@@ -17,21 +17,10 @@ from typing import Any
 import numpy as np
 
 from rounds import Stopwatch
-from turnout import (
-    Evaluation,
-    FedAvg,
-    LocalSGD,
-    Plan,
-    Population,
-    Ragged,
-    Simulation,
-    Stopping,
-    Task,
-    Uniform,
-    datasets,
-)
+from turnout import Evaluation, FedAvg, LocalSGD, Plan, Population, Ragged, Simulation, Stopping, Task, Uniform
+from turnout import data as datasets
 from turnout.algorithms.fedem import FedEM
-from turnout.models import linear
+from turnout.task.models import linear
 from workloads import WORKLOADS
 
 

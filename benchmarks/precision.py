@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from turnout import LocalSGD, Plan, Ragged, Task
-from turnout.cohort.train import Cohort, Jobs
-from turnout.random import key
+from turnout.core.random import key
+from turnout.engine.train import Cohort, Jobs
 from workloads import WORKLOADS, Workload
 
 CLIENTS = 10

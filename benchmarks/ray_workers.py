@@ -26,8 +26,8 @@ from torch import nn
 
 import turnout
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Observer, Plan, Population, Ragged, Task
-from turnout.observe.observer import Round
-from turnout.random import key, normal
+from turnout.core.random import key, normal
+from turnout.server.observer import Round
 
 SAMPLES = 10  # of each client
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnout.files import as_json_text
+from turnout.core.files import as_json_text
 from turnout.report import page, read
 
 CONFIG = """[run]

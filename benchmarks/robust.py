@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout.robustness.aggregation import RULES
+from turnout.aggregation.rules import RULES
 
 OPTIONS: dict[str, dict[str, Any]] = {"norm_clipping": {"radius": 1.0}, "centred_clipping": {"radius": 1.0}}
 WEIGHTED = ("coordinate_median", "trimmed_mean")

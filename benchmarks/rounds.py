@@ -41,10 +41,10 @@ from turnout import (
     Task,
     Uniform,
 )
-from turnout.observe.audit import Audit
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.random import integers, key
+from turnout.core.random import integers, key
+from turnout.record.audit import Audit
+from turnout.record.history import History
+from turnout.server.observer import Round
 from workloads import WORKLOADS, Workload
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import turnout
-from turnout import registry
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.config import registry
+from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.updates import Updates
 
 SAMPLERS = ("uniform", "md", "clustered_size", "clustered_similarity", "afl", "oort", "unbiased", "cafed")

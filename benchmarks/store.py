@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turnout.cohort.store import ClientStore
+from turnout.engine.store import ClientStore
 
 COHORT = 100
 

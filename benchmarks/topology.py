@@ -15,11 +15,11 @@ import time
 
 import numpy as np
 
-from turnout.decentral.design import NAMES, design
-from turnout.decentral.network import Exchange, Network
-from turnout.decentral.overlays import prim
-from turnout.decentral.underlays import parse
-from turnout.random import key, uniform
+from turnout.core.random import key, uniform
+from turnout.peers.design import NAMES, design
+from turnout.peers.network import Exchange, Network
+from turnout.peers.overlays import prim
+from turnout.peers.underlays import parse
 
 SIDE_KM, NEAR_KM = 4000.0, 500.0
 EXCHANGE = Exchange(32 * 11.2e6, 25.4e-3)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from turnout import Evaluation, FedAvg, LocalSGD, Plan, Population, Ragged, Simulation, Stopping, Task, Uniform
-from turnout.unlearning.sensitivity import Sensitivity
-from turnout.unlearning.settings import RETENTIONS, Unlearning
+from turnout.record.sensitivity import Sensitivity
+from turnout.record.unlearning import RETENTIONS, Unlearning
 from workloads import WORKLOADS, Workload
 
 

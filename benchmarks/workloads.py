@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from turnout.models import cnn_cifar, cnn_large, cnn_mnist, linear, mlp
+from turnout.task.models import cnn_cifar, cnn_large, cnn_mnist, linear, mlp
 
 
 @dataclass(frozen=True)

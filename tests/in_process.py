@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from turnout.cohort import remote
-from turnout.cohort.plan import Plan
-from turnout.cohort.remote import LostError, RemoteEngine, Worker
-from turnout.cohort.train import Cohort
+from turnout.engine import remote
+from turnout.engine.plan import Plan
+from turnout.engine.remote import LostError, RemoteEngine, Worker
+from turnout.engine.train import Cohort
 
 
 class InProcess:

@@ -12,22 +12,10 @@ import torch
 from torch import nn
 
 import turnout
-from turnout import (
-    KEEP,
-    Algorithm,
-    LocalSGD,
-    Plan,
-    Population,
-    Ragged,
-    Server,
-    Simulation,
-    Stopping,
-    Task,
-    devices,
-    registry,
-)
-from turnout.population.power import Power
-from turnout.random import key, normal
+from turnout import KEEP, Algorithm, LocalSGD, Plan, Population, Ragged, Server, Simulation, Stopping, Task, devices
+from turnout.clients.power import Power
+from turnout.config import registry
+from turnout.core.random import key, normal
 
 SIZES = (3, 17, 8, 1, 25, 10, 6, 12)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import turnout
-from turnout import LocalSGD, Policy, Population, advice, devices
-from turnout.population.durations import Durations
+from turnout import LocalSGD, Policy, Population, devices
+from turnout.plan import advice
+from turnout.server.durations import Durations
 
 LOCAL = LocalSGD(0.1)
 
@@ -172,7 +173,7 @@ def test_advice_names_the_favoured_client() -> None:
 
 def test_unbiased_weights_do_remove_it() -> None:
     """The sentence is true: a rehearsal with the default weights ends as intended."""
-    from turnout.observe.audit import Audit
+    from turnout.record.audit import Audit
 
     audit = Audit()
     turnout.rehearse(turnout.AsyncFedAvg(LOCAL), people(), rounds=137 * 20, observers=[audit])

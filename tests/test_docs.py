@@ -23,8 +23,8 @@ import typer.main
 from typer.testing import CliRunner
 
 import turnout
-from turnout import config
-from turnout.cli import app
+from turnout.cli.app import app
+from turnout.config import config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 
 from turnout import UserError
-from turnout.encryption import AdditiveCipher, KeyHolder, PlainCipher, key_holder, linear_divergence, linear_form
-from turnout.matching import divergence
-from turnout.random import FloatArray, key, normal, uniform
+from turnout.aggregation.encryption import (
+    AdditiveCipher,
+    KeyHolder,
+    PlainCipher,
+    key_holder,
+    linear_divergence,
+    linear_form,
+)
+from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.theory.matching import divergence
 
 
 def profiles(clients: int, q: int = 5) -> FloatArray:

@@ -10,7 +10,8 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from turnout import UserError
-from turnout.matching import (
+from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.theory.matching import (
     Convergence,
     divergence,
     informative,
@@ -18,7 +19,6 @@ from turnout.matching import (
     preference_for_weights,
     selection_probabilities,
 )
-from turnout.random import FloatArray, key, normal, uniform
 
 
 def profiles(clients: int, q: int = 6, seed: int = 0) -> FloatArray:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from turnout.errors import UserError
-from turnout.models import (
+from turnout.core.errors import UserError
+from turnout.task.models import (
     LSTM,
     MODELS,
     batchnorm_to_groupnorm,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from turnout import random
+from turnout.core import random
 
 SEEDS = st.integers(-(2**70), 2**70)
 MASK = (1 << 64) - 1

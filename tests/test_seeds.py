@@ -11,9 +11,9 @@ import torch
 
 import turnout
 from turnout import FedAvg, LocalSGD, Plan, Population, Simulation, Task, Uniform, UserError
-from turnout.population.arriving import constant
-from turnout.population.memories import Reservoir
-from turnout.population.quality import degrade
+from turnout.clients.arriving import constant
+from turnout.clients.memories import Reservoir
+from turnout.clients.quality import degrade
 
 DIGITS = turnout.datasets.load("digits")
 LINEAR = partial(turnout.models.linear, 64, 10)

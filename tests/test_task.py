@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turnout import Task, UserError
-from turnout.dropout import KeyedDropout
-from turnout.models import batchnorm_to_groupnorm
-from turnout.task import LOSSES
+from turnout.task.dropout import KeyedDropout
+from turnout.task.models import batchnorm_to_groupnorm
+from turnout.task.task import LOSSES
 
 CLASSES = torch.tensor([2, 0, 1, 1])
 SIGNS = torch.tensor([[1.0], [-1.0], [-1.0], [1.0]])

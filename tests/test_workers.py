@@ -7,7 +7,7 @@ import os
 import pytest
 
 from turnout import UserError
-from turnout.workers import Failed, share
+from turnout.plan.workers import Failed, share
 
 
 def piece(name: str) -> str:

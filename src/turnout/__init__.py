@@ -1,7 +1,7 @@
 """Turnout: federated learning with whoever shows up."""
 
-from turnout import datasets, models
-from turnout.algorithms.algorithm import Algorithm
+from turnout import data as datasets
+from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.apfl import APFL
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.centralised import Centralised
@@ -47,25 +47,27 @@ from turnout.algorithms.safa_thesis import SafaThesis
 from turnout.algorithms.scaffold import Scaffold
 from turnout.algorithms.stream_fedavg import StreamFedAvg
 from turnout.algorithms.werm import WERM
-from turnout.cohort.plan import Plan
-from turnout.decentral.network import Exchange, Network, Overlay
-from turnout.errors import UserError
+from turnout.clients import adversary, arriving, behaviour, devices, memories
+from turnout.clients.availability import Always, Crashes, Detection
+from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov
+from turnout.clients.links import Links
+from turnout.clients.population import Population
+from turnout.clients.power import Power
+from turnout.clients.traces import Trace
+from turnout.core.errors import UserError
+from turnout.core.ragged import Ragged
+from turnout.core.version import VERSION
+from turnout.data import partition
+from turnout.engine.plan import Plan
+from turnout.local.personaliser import KNNPersonaliser
 from turnout.local.sgd import LocalSGD
-from turnout.observe.observer import Observer
-from turnout.observe.tracking import MLflow, TensorBoard
-from turnout.personal.personaliser import KNNPersonaliser
-from turnout.population import adversary, arriving, behaviour, devices, memories, partition
-from turnout.population.availability import Always, Crashes, Detection
-from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
-from turnout.population.links import Links
-from turnout.population.population import Population
-from turnout.population.power import Power
-from turnout.population.ragged import Ragged
-from turnout.population.traces import Trace
-from turnout.privacy.leakage import attack_run, three_way
+from turnout.peers.network import Exchange, Network, Overlay
+from turnout.plan.rehearsal import rehearse, schedule
+from turnout.record.tracking import MLflow, TensorBoard
+from turnout.record.unlearning import Unlearning
+from turnout.record.watch import Screening, Watch
 from turnout.report.read import recorded as read
-from turnout.robustness.watch import Screening, Watch
-from turnout.run import Experiment, Result, execute, simulate
+from turnout.run.experiment import Experiment, Result, execute, simulate
 from turnout.sampling.adafed import AdaFed
 from turnout.sampling.afl import AFL
 from turnout.sampling.binomial import Binomial
@@ -85,17 +87,18 @@ from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.target import Target
 from turnout.sampling.unbiased import Unbiased
 from turnout.sampling.uniform import Uniform
+from turnout.server.observer import Observer
 from turnout.server.policy import Policy, Schedule
 from turnout.server.privacy import Privacy
-from turnout.server.rehearsal import rehearse, schedule
 from turnout.server.server import CURRENT, KEEP, Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.task import Task
-from turnout.unlearning.forget import SIFU
-from turnout.unlearning.settings import Unlearning
+from turnout.task import models
+from turnout.task.task import Task
+from turnout.trust.forget import SIFU
+from turnout.trust.leakage import attack_run, three_way
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "SIFU", "WERM",

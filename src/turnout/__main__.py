@@ -1,5 +1,5 @@
 """`python -m turnout`: the command line."""
 
-from turnout.cli import app
+from turnout.cli.app import app
 
 app()

@@ -13,7 +13,7 @@ from toy_problems import EXACT, SELDOM
 import turnout
 from support import population
 from turnout import Algorithm, LocalSGD, Population, Ragged, Result, Task
-from turnout.random import key, normal
+from turnout.core.random import key, normal
 
 SIZES = (6, 9, 4, 7, 5)
 TRAINING, UNSEEN = range(4), 4

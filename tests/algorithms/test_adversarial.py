@@ -33,18 +33,18 @@ from turnout import (
     Task,
     Uniform,
 )
+from turnout.aggregation.rules import bucketed
 from turnout.algorithms.mifa import Mifa
 from turnout.algorithms.robust_fedavg import RobustFedAvg
 from turnout.algorithms.robust_fedprox import RobustFedProx
 from turnout.algorithms.robust_momentum import RobustMomentum
-from turnout.errors import UserError
+from turnout.clients.adversary import Adversary, LargestNorm, Random, Silence, WorstCase
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray, key, normal, permutation
 from turnout.local.sgd import ClientData, Named
-from turnout.observe.observer import Event, Observer, Round
-from turnout.population.adversary import Adversary, LargestNorm, Random, Silence, WorstCase
-from turnout.random import FloatArray, IntArray, key, normal, permutation
-from turnout.robustness.aggregation import bucketed
+from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
-from turnout.theory.unavailability import error_floor
+from turnout_studies.theory.unavailability import error_floor
 
 L = 2.0
 

@@ -38,8 +38,8 @@ from turnout import (
     Task,
     devices,
 )
-from turnout.observe.observer import Round
-from turnout.population.durations import Durations
+from turnout.server.durations import Durations
+from turnout.server.observer import Round
 from turnout.server.participation import rates
 from turnout.server.server import Server
 

@@ -26,10 +26,10 @@ from turnout import (
     Population,
     devices,
 )
-from turnout.errors import UserError
-from turnout.observe.audit import Audit, Findings
-from turnout.observe.observer import Event
-from turnout.population.durations import Durations
+from turnout.core.errors import UserError
+from turnout.record.audit import Audit, Findings
+from turnout.server.durations import Durations
+from turnout.server.observer import Event
 from turnout.server.server import Server
 
 FIVE = (0.0, 1.0, 2.0, 3.0, 4.0)

@@ -35,7 +35,7 @@ from turnout import (
     UserError,
     devices,
 )
-from turnout.population.durations import Durations
+from turnout.server.durations import Durations
 from turnout.server.participation import rates
 
 

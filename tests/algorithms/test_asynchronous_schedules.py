@@ -14,10 +14,10 @@ from toy_problems import clients, simulate, steps
 
 import turnout
 from turnout import Algorithm, AsyncFedAvg, Crashes, FedAvg, FedBuff, FedFix, Full, Links, Policy, Schedule, devices
-from turnout.errors import UserError
-from turnout.observe.history import History
-from turnout.population.durations import Durations
-from turnout.population.population import Population
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.record.history import History
+from turnout.server.durations import Durations
 from turnout.server.participation import rates
 
 TAU = np.array([1.0, 0.8, 0.6, 0.4, 0.2])  # F80 with five clients, in seconds: 5, 4, 3, 2, 1 ticks

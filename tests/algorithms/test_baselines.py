@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import turnout
 from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Observer, Plan, Population, Task, UserError
-from turnout.observe.observer import Round
+from turnout.server.observer import Round
 from turnout.server.server import Server
 
 EXACT = Plan(precision="float64", threads=1)

@@ -14,7 +14,7 @@ from toy_problems import EXACT, EXAMPLE_A, Unequal, Watched, clients, fixed_poin
 import turnout
 from turnout import MD, FedAvg, FedNova, FedProx, Full, Local, LocalSGD, Scaffold, Task, Uniform, UserError
 from turnout.local.proximal import ProximalSGD
-from turnout.observe.observer import Observer, Round
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 
 OPTIMA = (0.0, 1.0, 2.0, 3.0)

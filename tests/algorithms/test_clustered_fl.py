@@ -18,7 +18,7 @@ from turnout import Bernoulli, Experiment, FedAvg, Full, LocalSGD, Population, R
 from turnout.algorithms.clustered_fl import ClusteredFL, bipartition
 from turnout.algorithms.ifca import IFCA
 from turnout.algorithms.mocha import Mocha
-from turnout.options import options_of
+from turnout.config.options import options_of
 
 LINEAR = Task(lambda: nn.Linear(4, 2), seed=1)
 WORK = LocalSGD(0.5, steps=3, batching="full")

@@ -11,11 +11,11 @@ import pytest
 import turnout
 from support import WORLD, local, population, same
 from turnout import AsyncFedAvg, FedBuff, FedFix, Observer, Server, devices
-from turnout.errors import UserError
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.population.population import Population
-from turnout.population.traces import Trace
+from turnout.clients.population import Population
+from turnout.clients.traces import Trace
+from turnout.core.errors import UserError
+from turnout.record.history import History
+from turnout.server.observer import Round
 
 SIZES = (4,) * 60
 

@@ -13,9 +13,9 @@ from support import mlp, population
 from turnout import Evaluation, Full, LocalSGD, Plan, Task
 from turnout.algorithms.d_fedem import DFedEM
 from turnout.algorithms.fedem import FedEM
-from turnout.decentral.network import Overlay
-from turnout.personal.mixture import MixtureTask
-from turnout.personal.surrogate import MixtureProblem, peers_round
+from turnout.local.mixture_task import MixtureTask
+from turnout.peers.network import Overlay
+from turnout_studies.theory.surrogate import MixtureProblem, peers_round
 
 EXACT = Plan(precision="float64", threads=1)
 FULL = LocalSGD(0.2, steps=3, batching="full")

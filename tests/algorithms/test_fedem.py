@@ -28,11 +28,11 @@ from turnout import (
     Stopping,
     Task,
     UserError,
-    config,
 )
 from turnout.algorithms.fedem import FedEM
-from turnout.observe.observer import Event
-from turnout.personal.mixture import MixtureTask
+from turnout.config import config
+from turnout.local.mixture_task import MixtureTask
+from turnout.server.observer import Event
 from turnout.server.server import Server
 
 EXACT = Plan(precision="float64", threads=1)
@@ -297,7 +297,7 @@ class Events(Observer):
 
 def test_the_history_knows_the_mass_of_components() -> None:
     run = FedEM(local(), Full())
-    server = simulation(run, plan=EXACT, stopping=Stopping(3), observers=[history := turnout.observe.history.History()])
+    server = simulation(run, plan=EXACT, stopping=Stopping(3), observers=[history := turnout.record.history.History()])
     server.run()
     rounds = history.rounds.read()
     weights = run.weights_of(server, server.population.ids)

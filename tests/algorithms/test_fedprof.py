@@ -30,18 +30,18 @@ from turnout import (
     Task,
     UserError,
 )
+from turnout.aggregation.encryption import key_holder
 from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedavg_rp import FedAvgRP
 from turnout.algorithms.fedprof import FedProf
-from turnout.encryption import key_holder
+from turnout.clients.quality import KINDS, Pool, degrade
+from turnout.config.options import options_of
+from turnout.core.random import FloatArray, IntArray, key, normal
 from turnout.local.profile import profile_of
 from turnout.local.proximal import ProximalSGD
-from turnout.matching import divergence, preference_for_weights, selection_probabilities
-from turnout.observe.observer import Event, Round
-from turnout.options import options_of
-from turnout.population.quality import KINDS, Pool, degrade
-from turnout.random import FloatArray, IntArray, key, normal
+from turnout.server.observer import Event, Round
 from turnout.server.server import Server
+from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities
 
 EXACT = Plan(precision="float64", threads=1)
 REFERENCE = normal(key(1, "test reference"), 200).reshape(40, 5)

@@ -14,11 +14,11 @@ import turnout
 from support import mlp, population
 from turnout import Full, LocalSGD, Task
 from turnout.algorithms.fem_omd import FEMOMD
-from turnout.errors import UserError
-from turnout.online.mirror import floored, mirror_step
-from turnout.personal.mixture import MixtureTask, responsibilities
-from turnout.population import arriving, memories
-from turnout.population.population import Population
+from turnout.clients import arriving, memories
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.local.mixture_task import MixtureTask, responsibilities
+from turnout.theory.mirror import floored, mirror_step
 
 WORK = LocalSGD(0.2, steps=1, batching="full")
 

@@ -12,8 +12,8 @@ from toy_problems import clients, simulate, steps
 
 from turnout import Crashes, FedAvg, Full, Links, Observer, Population, devices
 from turnout.algorithms.hierfavg import HierFAVG
-from turnout.errors import UserError
-from turnout.random import key, uniform
+from turnout.core.errors import UserError
+from turnout.core.random import key, uniform
 from turnout.server.server import Server
 from turnout.server.updates import Job
 

@@ -19,13 +19,13 @@ from toy_problems import EXACT, SELDOM, clients, point, simulate, steps
 import turnout
 from turnout import Crashes, Detection, FedAvg, Full, Links, Population, Ragged, devices
 from turnout.algorithms.hybridfl import HybridFL
-from turnout.errors import UserError
-from turnout.observe.observer import Event, Observer, Round
-from turnout.population.power import Power
-from turnout.random import FloatArray, key, normal, uniform
-from turnout.regions.slack import Counts
+from turnout.clients.power import Power
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Job, Updates
+from turnout.theory.slack import Counts
 
 WORK = steps(1, 1.0)
 LATE = 100.0  # a deadline nobody misses

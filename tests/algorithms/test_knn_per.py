@@ -14,17 +14,18 @@ from torch import Tensor, nn
 import turnout
 from fake_faiss import FakeFaiss
 from support import SIZES, conv, images, local, mlp, population, simulation
-from turnout import Evaluation, FedAvg, Plan, Population, Ragged, Stopping, Task, options
+from turnout import Evaluation, FedAvg, Plan, Population, Ragged, Stopping, Task
 from turnout.algorithms.knn_per import KNNPer
-from turnout.cohort.evaluate import Evaluator, Personal
-from turnout.cohort.store import ClientStore
-from turnout.cohort.train import Cohort
-from turnout.errors import UserError
+from turnout.config import options
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, permutation
+from turnout.engine.evaluate import Evaluator, Personal
+from turnout.engine.store import ClientStore
+from turnout.engine.train import Cohort
+from turnout.local.coreset import KEEP, prototypes
+from turnout.local.datastore import room
+from turnout.local.neighbours import KNN, SMALLEST
 from turnout.local.sgd import Named
-from turnout.personal.coreset import KEEP, prototypes
-from turnout.personal.datastore import room
-from turnout.personal.knn import KNN, SMALLEST
-from turnout.random import key, normal, permutation
 from turnout.sampling.fill import Fill
 
 

@@ -16,7 +16,7 @@ from toy_problems import EXACT, SELDOM, clients, point, steps
 import turnout
 from turnout import FedAvg, Full, LocalSGD, Observer, Server, Task, UserError
 from turnout.algorithms.l2sgd import L2SGD
-from turnout.observe.observer import Round
+from turnout.server.observer import Round
 
 C = np.array([0.0, 1.0, 5.0])
 

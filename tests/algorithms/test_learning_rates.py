@@ -25,7 +25,7 @@ from turnout import (
     UserError,
     devices,
 )
-from turnout.population.adversary import Silence
+from turnout.clients.adversary import Silence
 from turnout.server.updates import Updates
 
 SCHEDULES: list[dict[str, float]] = [{"lr_decay": 0.5}, {"lr_power": 0.5}, {"lr_decay": 0.9, "lr_power": 1.0}]

@@ -16,8 +16,8 @@ import turnout
 from support import local, population
 from turnout import MD, Full, Local, Observer, PowerOfChoice, Server, Task, UserError
 from turnout.algorithms.mocha import Mocha, relation
-from turnout.observe.observer import Round
-from turnout.random import key, normal
+from turnout.core.random import key, normal
+from turnout.server.observer import Round
 
 EPSILON, PENALTY = 1e-3, 0.05
 OPTIMA = np.array([(3.0, 1, 0), (3.1, 0.8, 0), (2.9, 1.2, 0), (0, -1, 4.0), (0.1, -1.2, 3.9)])

@@ -38,9 +38,9 @@ from turnout import (
     Uniform,
     devices,
 )
-from turnout.errors import UserError
-from turnout.observe.observer import Observer, Round
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.core.errors import UserError
+from turnout.sampling._sampler import Sampler, Selection
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 
 FloatArray = NDArray[np.float64]

@@ -34,16 +34,16 @@ from turnout import (
     devices,
 )
 from turnout.algorithms.safa_thesis import cfcfm
-from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError
-from turnout.observe.efficiency import Efficiency
-from turnout.observe.history import History
-from turnout.observe.observer import Observer, Round
-from turnout.population.durations import Durations
-from turnout.population.safa_world import MODEL_BYTES, TASKS
+from turnout.core.errors import UserError
+from turnout.data.dataset import Dataset
+from turnout.record.efficiency import Efficiency
+from turnout.record.history import History
 from turnout.sampling.uniform import Uniform
+from turnout.server.durations import Durations
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Job
+from turnout_studies.worlds.safa import MODEL_BYTES, TASKS
 
 FloatArray = NDArray[np.float64]
 WORK = steps(1, 0.1)

@@ -17,11 +17,11 @@ import turnout
 from support import SIZES, mlp, population
 from turnout import Full, LocalSGD, Population, Ragged, Task
 from turnout.algorithms.stream_fedavg import StreamFedAvg
-from turnout.cohort.probe import probe_ratio
-from turnout.errors import UserError
-from turnout.observe.observer import Observer, Round
-from turnout.population import arriving
-from turnout.population.memories import FIFO, Latest, Memory
+from turnout.clients import arriving
+from turnout.clients.memories import FIFO, Latest, Memory
+from turnout.core.errors import UserError
+from turnout.engine.probe import probe_ratio
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.theory.streams import optimal_importance
 

@@ -11,7 +11,7 @@ from toy_problems import EXACT, SELDOM, Watched, clients, point, simulate, steps
 
 import turnout
 from turnout import FedAvg, Full, Links, Stopping, devices
-from turnout.sampling.sampler import Selection
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import turnout
 from support import Vector, quadratic_loss
 from turnout import Algorithm, Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Result, Task
-from turnout.sampling.sampler import Selection
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

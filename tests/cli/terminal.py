@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
-from turnout import datasets
-from turnout.cli import app
+from turnout import data as datasets
+from turnout.cli.app import app
 
 QUICK = ("run.rounds=3", "engine.threads=1")
 OWN = """

@@ -9,9 +9,10 @@ import pytest
 import torch
 from terminal import QUICK, Terminal, bits
 
-from turnout import Population, config
-from turnout.population.adversary import Silence
-from turnout.population.quality import KINDS, degrade
+from turnout import Population
+from turnout.clients.adversary import Silence
+from turnout.clients.quality import KINDS, degrade
+from turnout.config import config
 
 IMAGES = ("data.shape=image", "clients.count=10", "engine.threads=1")
 

@@ -18,11 +18,13 @@ from safetensors.torch import load_file
 from terminal import QUICK, Terminal, bits, digits_inputs, names
 
 import turnout
-from turnout import cli, config, datasets, registry
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.run import execute
-from turnout.run_folder import reseal
+from turnout import data as datasets
+from turnout.cli import app as cli
+from turnout.config import config, registry
+from turnout.record.history import History
+from turnout.record.run_folder import reseal
+from turnout.run.experiment import execute
+from turnout.server.observer import Round
 from turnout.server.server import Server
 
 ENTRY = (sys.executable, "-c", "from turnout.cli import app; app()")  # what the installed command does
@@ -297,7 +299,7 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
         plans.append(result.server.plan)
         return result
 
-    monkeypatch.setattr("turnout.run_cli.execute", watched)
+    monkeypatch.setattr("turnout.cli.run.execute", watched)
     terminal.done("resume", "runs/a")
     assert [(plan.engine, plan.memory_mib) for plan in plans] == [("sequential", 77)]
 

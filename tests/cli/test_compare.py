@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 from terminal import QUICK, Terminal
 
-from turnout.compare import Target, compare
-from turnout.observe.progress import duration
+from turnout.plan.compare import Target, compare
+from turnout.record.progress import duration
+from turnout.record.run_folder import reseal
 from turnout.report.page import MARK
 from turnout.report.read import recorded
-from turnout.run_folder import reseal
 
 QUIET = (*QUICK, "run.report=false")
 

@@ -14,7 +14,7 @@ import pytest
 from terminal import Terminal, bits
 
 from turnout.deploy.presence import Timeline
-from turnout.run_folder import damage, reseal
+from turnout.record.run_folder import damage, reseal
 
 WHOLE_WALK = os.environ.get("TURNOUT_WALK") == "all"
 EVERY = 1 if WHOLE_WALK else 13  # of the combinations

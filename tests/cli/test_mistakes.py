@@ -10,7 +10,7 @@ import pytest
 import torch
 from terminal import QUICK, Terminal, bits, table
 
-from turnout import config, registry
+from turnout.config import config, registry
 
 MODULE = """
 import numpy as np

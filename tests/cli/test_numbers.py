@@ -7,10 +7,10 @@ from pathlib import Path
 
 from terminal import Terminal
 
-from turnout import studies
-from turnout.display import times
+import turnout_studies as studies
+from turnout.cli._display import times
+from turnout.core.statistics import EXACT_DECIMALS, without_round_off
 from turnout.report.read import recorded
-from turnout.statistics import EXACT_DECIMALS, without_round_off
 
 UNEVEN = (
     "clients.count=6", "clients.importance=[0.7, 0.06, 0.06, 0.06, 0.06, 0.06]", "sampler.name=uniform",

@@ -5,8 +5,8 @@ import webbrowser
 import pytest
 from terminal import Terminal
 
-from turnout import report_cli
-from turnout.errors import UserError
+from turnout.cli import report as report_cli
+from turnout.core.errors import UserError
 
 FEW = ("clients.count=6", "sampler.clients_per_round=3")
 

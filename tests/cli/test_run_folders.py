@@ -18,10 +18,11 @@ from terminal import Terminal, bits
 
 import turnout
 from support import experiment
-from turnout import config, files
-from turnout.errors import UserError
-from turnout.run_folder import RunFolder, damage, locked
-from turnout.studies import find as find_study
+from turnout.config import config
+from turnout.core import files
+from turnout.core.errors import UserError
+from turnout.record.run_folder import RunFolder, damage, locked
+from turnout_studies import find as find_study
 
 TINY = ("clients.count=4", "sampler.name=full", "run.rounds=3", "engine.threads=1")
 
@@ -130,7 +131,7 @@ class FullDisk:
         self.writes, self.full_at = 0, full_at
         for name in ("_sync", "_write", "_save_tensors"):
             patch.setattr(files, name, self._checked(getattr(files, name)))
-        patch.setattr("turnout.observe.log.append_lines", self._checked(files.append_lines, "appended"))
+        patch.setattr("turnout.record.log.append_lines", self._checked(files.append_lines, "appended"))
 
     def _checked(self, write: Any, kind: str = "") -> Any:
         def checked(path: Path, *arguments: Any) -> None:
@@ -178,11 +179,11 @@ def test_safetensors_says_why_it_cannot_write(tmp_path: Path, monkeypatch: pytes
 
 def test_the_number_of_threads_is_written_down(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits depend on it: a run that is carried out elsewhere must have as many."""
-    monkeypatch.setattr("turnout.cohort.plan.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("turnout.engine.plan.os.cpu_count", lambda: 1)
     terminal.done("run", "digits", "clients.count=4", "sampler.name=full", "run.rounds=1", "run.name=a")
     assert config.toml("runs/a/config.toml")["engine"]["threads"] == 1
     assert json.loads(Path("runs/a/plan.json").read_text())["threads"] == 1
-    monkeypatch.setattr("turnout.cohort.plan.os.cpu_count", lambda: 64)  # another machine
+    monkeypatch.setattr("turnout.engine.plan.os.cpu_count", lambda: 64)  # another machine
     document = terminal.done("resume", "runs/a", "run.rounds=2", "--json").json()
     assert document["rounds"] == 2
     assert json.loads(Path("runs/a/plan.json").read_text())["threads"] == 1
@@ -191,7 +192,7 @@ def test_the_number_of_threads_is_written_down(terminal: Terminal, monkeypatch: 
 
 def test_a_run_of_the_version_before_goes_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no manifest, and says `threads = 0` for all cores."""
-    monkeypatch.setattr("turnout.cohort.plan.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("turnout.engine.plan.os.cpu_count", lambda: 1)
     own = ["clients.count=4", "sampler.name=full", "run.checkpoint_every=2"]
     terminal.done("run", "digits", *own, "run.name=whole", "run.rounds=4")
     built, _, complete = config.build(config.read("digits", [*own, "run.name=a", "run.rounds=2"]))

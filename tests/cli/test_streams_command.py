@@ -9,7 +9,7 @@ import pytest
 from terminal import Terminal
 
 from support import population
-from turnout.theory.stream_curves import pictures
+from turnout.plan.stream_curves import pictures
 
 CIFAR = ("--samples", ",".join(25 * ["400"] + 25 * ["1600"]), "--fresh", ",".join(map(str, range(25, 50))))
 SMALL = ("--samples", "100,200,400,400", "--fresh", "2,3")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from terminal import Terminal, bits
 
-from turnout import choices, config, sweep
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.run import execute
+from turnout.config import config
+from turnout.plan import choices, sweep
+from turnout.record.history import History
+from turnout.run.experiment import execute
+from turnout.server.observer import Round
 from turnout.server.server import Server
 
 # (w - 1)^2 and (w - 3)^2 from w = 0: a full step of 2 lr goes from the distance 2 to 2 (1 - 2 lr).

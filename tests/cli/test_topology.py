@@ -7,7 +7,7 @@ import json
 import pytest
 from terminal import Terminal
 
-from turnout.decentral.design import NAMES, read_overlay
+from turnout.peers.design import NAMES, read_overlay
 
 DESIGN = ("topology", "design")
 SMALL = ("--preset", "sub_inaturalist")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from terminal import Terminal
 
-from turnout import UserError, config, tune
+from turnout import UserError
+from turnout.config import config
+from turnout.plan import tune
 
 # (w - 1)^2 and (w - 3)^2 from w = 0, one full step of 2 lr: at lr = 0.5 it lands on the optimum, where the loss is 1.
 QUADRATIC = """

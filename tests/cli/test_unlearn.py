@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from terminal import Terminal
 
-from turnout.unlearning import verify
+from turnout.trust import verify
 
 TRACKED = ("clients.count=6", "sampler.name=full", "unlearning.track=true", "unlearning.sigma=0.5")
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from terminal import QUICK, Terminal, bits
 
-from turnout.imports import extra
+from turnout.core.imports import extra
 
 RUN = ("run", "digits", *QUICK, "run.report=false")
 

@@ -29,15 +29,15 @@ from turnout import (
     Task,
     UserError,
     devices,
-    random,
 )
-from turnout.cohort.background import Background, Compute, Late, Part
-from turnout.cohort.blocks import Block
-from turnout.cohort.engine import Engine
-from turnout.cohort.plain_sgd import PlainSGD
-from turnout.cohort.threads import threads
-from turnout.cohort.train import Cohort, Jobs
-from turnout.observe.observer import Round
+from turnout.core import random
+from turnout.core.threads import threads
+from turnout.engine.background import Background, Compute, Late, Part
+from turnout.engine.blocks import Block
+from turnout.engine.engine import Engine
+from turnout.engine.plain_sgd import PlainSGD
+from turnout.engine.train import Cohort, Jobs
+from turnout.server.observer import Round
 
 PATIENCE = 30  # seconds until a thread that waits in vain gives up
 

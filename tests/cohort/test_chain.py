@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turnout import LocalSGD, Plan, Ragged, Task, UserError, models
-from turnout.cohort import graphs, trial
-from turnout.cohort.chain import Chain
-from turnout.cohort.convolutions import FORMS
-from turnout.cohort.graphs import GraphedSGD, pieces, rounded
-from turnout.cohort.plain_sgd import CLIENTS_A_BLOCK, Assignment, PlainSGD, blocks
-from turnout.cohort.train import Cohort, Jobs
-from turnout.random import key
+from turnout import LocalSGD, Plan, Ragged, Task, UserError
+from turnout.core.random import key
+from turnout.engine import graphs, trial
+from turnout.engine.chain import Chain
+from turnout.engine.convolutions import FORMS
+from turnout.engine.graphs import GraphedSGD, pieces, rounded
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, PlainSGD, blocks
+from turnout.engine.train import Cohort, Jobs
+from turnout.task import models
 
 ON_A_CPU = [form for form in FORMS if form != "patches_triton"]
 POOL = 60

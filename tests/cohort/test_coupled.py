@@ -14,9 +14,9 @@ import turnout
 from oracle import plain
 from support import SIZES, images, population
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task, UserError
-from turnout.cohort.train import Cohort, Jobs
+from turnout.core.random import key, uniform
+from turnout.engine.train import Cohort, Jobs
 from turnout.local.proximal import ProximalSGD
-from turnout.random import key, uniform
 
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
 
@@ -76,7 +76,7 @@ class Centred(nn.Module):
 def survival(people: Population) -> Population:
     """The same clients, some of whose times are seen."""
     times = torch.from_numpy(uniform(key(3, "times"), len(people.targets))).float()
-    return turnout.population.population.replace(people, targets=torch.stack([times, (times < 0.6).float()], 1))
+    return turnout.clients.population.replace(people, targets=torch.stack([times, (times < 0.6).float()], 1))
 
 
 def flat(outputs: int) -> Callable[[], nn.Module]:
@@ -127,7 +127,7 @@ def test_published_numbers(plan: Plan) -> None:
     events: list[str] = []
 
     class Told(turnout.Observer):
-        def on_event(self, server: turnout.Server, event: turnout.observe.observer.Event) -> None:
+        def on_event(self, server: turnout.Server, event: turnout.server.observer.Event) -> None:
             events.append(str(event))
 
     task = Task(lambda: nn.Linear(3, 1), spread, seed=5)
@@ -193,7 +193,7 @@ def test_a_client_is_measured_on_all_its_samples_at_once(
 ) -> None:
     """Loss and metrics, by the global model and by each client's own; a metric may be coupled where the loss is not."""
     people, outputs = survival(population((9, 90, 12, 7))), 1 if loss is cox else 2
-    people = turnout.population.population.replace(people, central=(people.inputs[:50], people.targets[:50]))
+    people = turnout.clients.population.replace(people, central=(people.inputs[:50], people.targets[:50]))
     task = Task(flat(outputs), loss, {"concordance": harrell}, seed=1)
     made = algorithm(LocalSGD(0.1, epochs=1, batch_size=4), Full())
     result = turnout.simulate(task, people, made, 2, plan=Plan(memory_mib=1, threads=1))
@@ -239,7 +239,7 @@ def test_what_needs_the_loss_of_single_samples_is_refused() -> None:
         turnout.simulate(plain_task, people, turnout.FedEM(WORK, Full(), components=2, outputs="values"), 1)
     samples = people.inputs[:40], people.targets[:40]
     with pytest.raises(UserError, match="it compares the losses of single samples, and the loss looks at"):
-        turnout.privacy.leakage.three_way(plain_task, plain_task.initial, samples, samples)
+        turnout.trust.leakage.three_way(plain_task, plain_task.initial, samples, samples)
 
 
 @pytest.mark.parametrize("name", turnout.task.LOSSES)

@@ -9,8 +9,8 @@ import torch
 import turnout
 from support import SIZES, local, population, simulation
 from turnout import Evaluation, LocalSGD, Population, Ragged, Stopping, Task
-from turnout.cohort.evaluate import client_means, distribution
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.engine.evaluate import client_means, distribution
 
 
 def test_federated_loss_equals_a_loop_over_clients_and_the_pooled_risk() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import turnout
 from support import population
 from turnout import FedAvg, Full, LocalSGD, Plan, Task, UserError
-from turnout.cohort.train import Cohort
+from turnout.engine.train import Cohort
 
 ONE = Plan(threads=1)
 ENGINES = ["vectorised", "sequential", "ray"]
@@ -259,7 +259,7 @@ def test_layers_that_come_twice_keep_their_own_tensors() -> None:
 def test_attention_has_one_form_on_cuda() -> None:
     """That for many clients at once; other settings of the process come back."""
     made, flags = cohort(dropping), torch.backends.cuda
-    made.plan = turnout.cohort.train.replace(made.plan, device="cuda")
+    made.plan = turnout.engine.train.replace(made.plan, device="cuda")
     before = flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled()
     tf32 = flags.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     with made.on_device():

@@ -8,8 +8,8 @@ import torch
 
 from support import conv, images, local
 from turnout import AsyncFedAvg, Plan, Simulation, Stopping, Task, devices
-from turnout.cohort import memory
-from turnout.cohort.memory import keep_freed_memory, room_like
+from turnout.core import memory
+from turnout.core.memory import keep_freed_memory, room_like
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

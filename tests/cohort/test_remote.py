@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 import turnout
 from in_process import InProcess, shared_work
 from support import EXERCISES, WORLD, Idle, Windowed, conv, experiment, local, mlp, population, same, simulation
-from turnout import FedAvg, Full, LocalSGD, Plan, Task, UserError, config
-from turnout.cli import app
-from turnout.cohort import remote
-from turnout.cohort.blocks import Block, in_order
-from turnout.cohort.remote import RemoteEngine, cut
-from turnout.cohort.train import Cohort, Jobs
-from turnout.population import behaviour
-from turnout.population.ragged import Ragged
-from turnout.random import key
+from turnout import FedAvg, Full, LocalSGD, Plan, Task, UserError
+from turnout.cli.app import app
+from turnout.clients import behaviour
+from turnout.config import config
+from turnout.core.ragged import Ragged
+from turnout.core.random import key
+from turnout.engine import remote
+from turnout.engine.blocks import Block, in_order
+from turnout.engine.remote import RemoteEngine, cut
+from turnout.engine.train import Cohort, Jobs
 from turnout.server.simulation import Simulation
 
 LIARS = behaviour.SignFlip(clients=[1, 2, 4, 6])

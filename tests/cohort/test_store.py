@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turnout.cohort.store import ClientStore
+from turnout.engine.store import ClientStore
 
 SHAPES: dict[str, tuple[int, ...]] = {"control": (3,), "count": ()}
 

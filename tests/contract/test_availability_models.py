@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike
 
 import turnout
 from support import WORLD, experiment, local, population, same, simulation
-from turnout import config
-from turnout.population.availability import Always, Availability, BoolArray
-from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
-from turnout.population.traces import Trace
-from turnout.random import FloatArray, IntArray
+from turnout.clients.availability import Always, Availability, BoolArray
+from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
+from turnout.clients.traces import Trace
+from turnout.config import config
+from turnout.core.random import FloatArray, IntArray
 
 CORRELATIONS = np.array([0.9, 0.5, 0.0, -0.3, 0.99, -0.5, 0.2, 0.7])
 SPELLS = ([0, 0, 1, 2, 2], [0.0, 2.0, 0.5, 0.0, 1.25], [1.0, 3.5, 3.0, 0.5, 3.75])

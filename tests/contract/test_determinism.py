@@ -11,11 +11,11 @@ import torch
 import turnout
 from support import ALGORITHMS, algorithm, conv, experiment, local, mlp, population, same, simulation
 from turnout import Plan
-from turnout.cohort.batches import BatchPlan, Extent
-from turnout.cohort.batches import plan as plan_on_device
-from turnout.cohort.train import Cohort, Jobs
-from turnout.random import key
-from turnout.task import Task
+from turnout.core.random import key
+from turnout.engine.batches import BatchPlan, Extent
+from turnout.engine.batches import plan as plan_on_device
+from turnout.engine.train import Cohort, Jobs
+from turnout.task.task import Task
 
 
 def plan_batches(work: turnout.LocalSGD, keys: torch.Tensor, counts: np.ndarray, steps: np.ndarray) -> BatchPlan:

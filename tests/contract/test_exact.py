@@ -14,16 +14,16 @@ from torch import nn
 
 from oracle import plain
 from support import SIZES, conv, images, mlp, population
-from turnout.cohort.plan import Plan
-from turnout.cohort.train import Cohort, Jobs
+from turnout.clients.population import Population
+from turnout.core.ragged import Ragged
+from turnout.core.random import key
+from turnout.engine.plan import Plan
+from turnout.engine.train import Cohort, Jobs
 from turnout.local.controlled import ControlledSGD
 from turnout.local.proximal import ProximalSGD
 from turnout.local.sgd import LocalSGD
-from turnout.models import char_lstm
-from turnout.population.population import Population
-from turnout.population.ragged import Ragged
-from turnout.random import key
-from turnout.task import Task
+from turnout.task.models import char_lstm
+from turnout.task.task import Task
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 WORKS: dict[str, LocalSGD] = {

@@ -12,12 +12,12 @@ import torch
 import turnout
 from support import ALGORITHMS, experiment, local, population, simulation
 from turnout import Algorithm, Observer, Server, Stopping
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.sgd import ClientData, LocalSGD, Named
-from turnout.observe.audit import Audit
-from turnout.observe.observer import Event, Round
+from turnout.record.audit import Audit
+from turnout.server.observer import Event, Round
 from turnout.server.updates import Updates
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 class Watch(Observer):

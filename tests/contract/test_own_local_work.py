@@ -12,8 +12,9 @@ from torch import Tensor
 
 import turnout
 from support import Windowed, algorithm, experiment, local
-from turnout import FedAvg, Full, LocalSGD, Plan, Task, registry
-from turnout.errors import UserError
+from turnout import FedAvg, Full, LocalSGD, Plan, Task
+from turnout.config import registry
+from turnout.core.errors import UserError
 from turnout.local.head import HeadSGD
 from turnout.local.own import KeptModelSGD
 from turnout.local.proximal import ProximalSGD

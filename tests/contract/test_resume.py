@@ -14,9 +14,9 @@ import torch
 
 import turnout
 from support import ALGORITHMS, conv, experiment, same
-from turnout import files
-from turnout.errors import UserError
-from turnout.run_folder import damage
+from turnout.core import files
+from turnout.core.errors import UserError
+from turnout.record.run_folder import damage
 from turnout.server.checkpoint import Checkpoints
 
 
@@ -32,7 +32,7 @@ class FaultyDisk:
         self._replace, self._sync, self._durably = os.replace, files._sync, files.write_durably
         patch.setattr(files.os, "replace", lambda a, b: self._do(self._replace, a, b))
         patch.setattr(files, "_sync", lambda path: self._do(self._sync, path))
-        for user in ("turnout.run", "turnout.observe.history"):
+        for user in ("turnout.run", "turnout.record.history"):
             patch.setattr(f"{user}.write_durably", self._write)
         patch.setattr(files, "write_durably", self._write)
 

@@ -12,8 +12,8 @@ from test_resume import assert_same
 
 import turnout
 from support import experiment, local, simulation
-from turnout import registry
-from turnout.observe.audit import Audit
+from turnout.config import registry
+from turnout.record.audit import Audit
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "target": {"groups": [0, 1, 0, 1, 0, 1, 0, 1]},

@@ -13,9 +13,9 @@ import torch
 
 import turnout
 from support import ALGORITHMS, WORLD, experiment, population, same
-from turnout.observe.observer import Event, Observer
-from turnout.population.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
-from turnout.random import IntArray
+from turnout.clients.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
+from turnout.core.random import IntArray
+from turnout.server.observer import Event, Observer
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

@@ -14,10 +14,10 @@ import torch
 import turnout
 from support import EXERCISES, WORLD, Windowed, experiment, local, population, same
 from turnout import Plan
-from turnout.population import behaviour
-from turnout.population.behaviour import Behaviour
-from turnout.robustness.detectors import DETECTORS
-from turnout.robustness.watch import Screening
+from turnout.clients import behaviour
+from turnout.clients.behaviour import Behaviour
+from turnout.record.detectors import DETECTORS
+from turnout.record.watch import Screening
 
 LIARS = [1, 2, 4, 6]
 KINDS = (
@@ -30,7 +30,7 @@ BEHAVIOURS: list[Behaviour] = [
     behaviour.DisguisedDecay(clients=LIARS, clock="job"),
     behaviour.Replay(clients=LIARS),
     behaviour.SignFlip(clients=LIARS),
-    behaviour.Gaussian(clients=LIARS),
+    behaviour.GaussianNoise(clients=LIARS),
     behaviour.LittleIsEnough(clients=LIARS, z=1.0),
 ]
 

@@ -10,8 +10,8 @@ import torch
 
 import turnout
 from support import ALGORITHMS, WORLD, experiment, population, same
-from turnout.population import arriving, memories
-from turnout.population.population import Population
+from turnout.clients import arriving, memories
+from turnout.clients.population import Population
 
 FRESH = [0, 1, 2, 4, 5, 7]
 

@@ -11,7 +11,7 @@ import torch
 import turnout
 from support import ALGORITHMS, WORLD, experiment, local, population, same
 from turnout import Plan
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 
 CHAIN = "clip:0.5,noise:0.01:4,top_k:0.2,quantise:6"
 COMPRESSED = "clip:0.5,top_k:0.2,quantise:6"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from tiny_files import Refused
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_files import Refused
 
-from turnout.datasets import Dataset, load
+from turnout.data import Dataset, load
 
 bundled = import_module("sklearn.datasets")
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from tiny_files import Refused, idx, pixels
 
-from turnout import UserError, datasets
-from turnout.datasets import files
+from turnout import UserError
+from turnout import data as datasets
+from turnout.data import readers as files
 
 TABLE = "a,b,who,y\n1,2.5,x,0\n3,é,y,1\n5,6,x,1\n"
 

@@ -14,8 +14,8 @@ import torch
 from tiny_files import Refused
 
 from turnout import FedAvg, Full, LocalSGD, Population, Ragged, Task, UserError, simulate
-from turnout.datasets import load, loader, names
-from turnout.datasets.dataset import Dataset
+from turnout.data import load, loader, names
+from turnout.data.dataset import Dataset
 
 NAMES = [
     *("airfoil", "boston", "breast_cancer", "cifar10", "cifar100", "csv_table", "diabetes", "digits", "fashion_mnist"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from turnout.datasets import Dataset, load
+from turnout.data import Dataset, load
 
 
 def fact(data: Dataset, name: str) -> NDArray[Any]:

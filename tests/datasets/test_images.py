@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from tiny_files import Refused, idx, pixels, save_npz, sheet, write
 
-from turnout.datasets import load
-from turnout.datasets.mnist import IDX
+from turnout.data import load
+from turnout.data.mnist import IDX
 
 DIGITS, LABELS = pixels(6, 28, 28), np.array([3, 1, 4, 1, 5, 9], np.uint8)
 

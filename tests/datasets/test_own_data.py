@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_files import Refused, save_npz, write
 
-from turnout.datasets import load
+from turnout.data import load
 
 INPUTS = np.arange(12.0).reshape(6, 2)
 LABELS = np.array([0, 2, 1, 0, 2, 1])
@@ -207,7 +207,7 @@ def test_bad_tables_are_one_sentence(
 OWN = """
 import numpy as np
 from turnout.datasets import Dataset
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 import torch
 
 def dataset(n=3):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_files import Refused, write
 
-from turnout.datasets import load
+from turnout.data import load
 
 LONG = "".join(string.ascii_letters[i % 52] for i in range(260))
 ROLES = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_files import Refused, write
 
-from turnout.datasets import Dataset, load, names
-from turnout.datasets.airfoil import FEATURES as AIRFOIL
-from turnout.datasets.boston import FEATURES as BOSTON
+from turnout.data import Dataset, load, names
+from turnout.data.airfoil import FEATURES as AIRFOIL
+from turnout.data.boston import FEATURES as BOSTON
 
 
 def grid(rows: int, columns: int) -> list[list[float]]:

@@ -7,9 +7,9 @@ from itertools import combinations, product
 
 import numpy as np
 
-from turnout.decentral.cycles import cycle_time
-from turnout.decentral.network import BoolArray, Exchange, Network, Overlay
-from turnout.random import FloatArray
+from turnout.core.random import FloatArray
+from turnout.peers.cycles import cycle_time
+from turnout.peers.network import BoolArray, Exchange, Network, Overlay
 
 NO_SIZE = Exchange(1.0)  # with infinite rates nothing but latency is left
 

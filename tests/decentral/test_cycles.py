@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import from_links
 
-from turnout.decentral.cycles import cycle_time
-from turnout.errors import UserError
-from turnout.random import FloatArray
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.peers.cycles import cycle_time
 
 
 def ring(delays: list[float]) -> FloatArray:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from small_networks import NO_SIZE, network
 
-from turnout.decentral.design import NAMES, PAPER, Design, build, design, evaluate, read_overlay, write_overlay
-from turnout.decentral.network import Exchange, Network, OverlayError
-from turnout.decentral.picture import draw
-from turnout.decentral.underlays import read
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.peers.design import NAMES, PAPER, Design, build, design, evaluate, read_overlay, write_overlay
+from turnout.peers.network import Exchange, Network, OverlayError
+from turnout.peers.picture import draw
+from turnout.peers.underlays import read
 
 SMALL = PAPER["sub_inaturalist"]
 

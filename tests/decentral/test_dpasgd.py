@@ -13,17 +13,18 @@ from torch import Tensor, nn
 import turnout
 from oracle import plain
 from support import local, mlp, population
-from turnout import Algorithm, Experiment, FedAvg, Full, Local, LocalSGD, Plan, Stopping, Task, config
+from turnout import Algorithm, Experiment, FedAvg, Full, Local, LocalSGD, Plan, Stopping, Task
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.decentral.design import PAPER, evaluate, write_overlay
-from turnout.decentral.matcha import matcha
-from turnout.decentral.mixing import mixing_matrix
-from turnout.decentral.network import Overlay, Star
-from turnout.decentral.peers import over_own_links, ring
-from turnout.errors import UserError
-from turnout.population.population import Population
-from turnout.random import key
-from turnout.server.rehearsal import rehearse
+from turnout.clients.population import Population
+from turnout.config import config
+from turnout.core.errors import UserError
+from turnout.core.random import key
+from turnout.peers.design import PAPER, evaluate, write_overlay
+from turnout.peers.matcha import matcha
+from turnout.peers.mixing import mixing_matrix
+from turnout.peers.network import Overlay, Star
+from turnout.peers.peers import over_own_links, ring
+from turnout.plan.rehearsal import rehearse
 
 SEED, SILOS = 5, 8
 EQUAL = {"importance": "equal"}

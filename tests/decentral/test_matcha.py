@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import network
 
-from turnout.decentral.design import evaluate
-from turnout.decentral.matcha import activation_probabilities, edge_colouring, laplacian, matcha, matcha_plus
-from turnout.decentral.network import BoolArray, Exchange, Overlay, OverlayError
-from turnout.errors import UserError
-from turnout.random import FloatArray, IntArray
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
+from turnout.peers.design import evaluate
+from turnout.peers.matcha import activation_probabilities, edge_colouring, laplacian, matcha, matcha_plus
+from turnout.peers.network import BoolArray, Exchange, Overlay, OverlayError
 
 
 def complete(silos: int) -> BoolArray:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from turnout.decentral.mixing import MIXINGS, contraction, fdla, local_degree, mixing_matrix, none, uniform
-from turnout.decentral.network import BoolArray, Overlay, Star
-from turnout.errors import UserError
-from turnout.random import FloatArray, key
-from turnout.random import uniform as draw
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, key
+from turnout.core.random import uniform as draw
+from turnout.peers.mixing import MIXINGS, contraction, fdla, local_degree, mixing_matrix, none, uniform
+from turnout.peers.network import BoolArray, Overlay, Star
 
 SIZES = (5, 8, 13)
 

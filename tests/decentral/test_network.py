@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_networks import network, time_of
 
-from turnout.decentral.network import Exchange, Overlay, OverlayError, Star
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.peers.network import Exchange, Overlay, OverlayError, Star
 
 RING = np.roll(np.eye(5, dtype=np.bool_), 1, 1)
 PATH = np.eye(5, k=1, dtype=np.bool_) | np.eye(5, k=-1, dtype=np.bool_)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import NO_SIZE, best, digraphs, euclidean, from_links, network, time_of, undirected
 
-from turnout.decentral import overlays, underlays
-from turnout.decentral.cycles import cycle_time
-from turnout.decentral.network import BoolArray, Exchange, Network, OverlayError
-from turnout.decentral.overlays import hamiltonian_path, prim
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.peers import overlays, underlays
+from turnout.peers.cycles import cycle_time
+from turnout.peers.network import BoolArray, Exchange, Network, OverlayError
+from turnout.peers.overlays import hamiltonian_path, prim
 
 SEEDS = st.integers(0, 10**6)
 

@@ -14,13 +14,13 @@ import turnout
 from support import SIZES, local, mlp, population, same, simulation
 from turnout import Algorithm, Experiment, LocalSGD, Plan, Server, Stopping, Task, devices
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.decentral.network import BoolArray, Exchange, Network, Overlay, Star
-from turnout.decentral.peers import Peers, Silos, over_own_links, ring
-from turnout.decentral.timeline import timeline
-from turnout.errors import UserError
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, key, uniform
 from turnout.local.sgd import ClientData, Named
-from turnout.population.population import Population
-from turnout.random import FloatArray, key, uniform
+from turnout.peers.network import BoolArray, Exchange, Network, Overlay, Star
+from turnout.peers.peers import Peers, Silos, over_own_links, ring
+from turnout.peers.timeline import timeline
 
 SILOS = len(SIZES)
 PARAMETERS = 5 * 8 + 8 + 8 * 3 + 3

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from turnout.decentral.cycles import cycle_time
-from turnout.decentral.network import BoolArray, Exchange, Network, Overlay, Star
-from turnout.decentral.timeline import timeline
-from turnout.random import FloatArray, key, uniform
+from turnout.core.random import FloatArray, key, uniform
+from turnout.peers.cycles import cycle_time
+from turnout.peers.network import BoolArray, Exchange, Network, Overlay, Star
+from turnout.peers.timeline import timeline
 
 SILOS = 7
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnout.decentral import underlays
-from turnout.decentral.underlays import haversine, measured, parse, read
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.peers import underlays
+from turnout.peers.underlays import haversine, measured, parse, read
 
 OWN: dict[str, Any] = {
     "name": "hospitals",

@@ -23,6 +23,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 import support
 from turnout import Algorithm, Evaluation, Experiment, Plan, Population, Stopping, Task
+from turnout.config.deployment import Deploy
 from turnout.deploy import enrol, shard
 from turnout.deploy.client import Worker
 from turnout.deploy.enrol import Enrolled, Enrolment
@@ -30,10 +31,9 @@ from turnout.deploy.keys import as_pem
 from turnout.deploy.memory import Memory
 from turnout.deploy.presence import Timeline
 from turnout.deploy.server import Deployment
-from turnout.deploy.settings import Deploy
-from turnout.observe.history import History
-from turnout.observe.observer import Event, Observer
+from turnout.record.history import History
 from turnout.server.checkpoint import Checkpoints
+from turnout.server.observer import Event, Observer
 
 SIZES = (6, 9, 4, 12)
 SECONDS = (1.0, 1.7, 2.6, 3.9)  # that clients take for a job

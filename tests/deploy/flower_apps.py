@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout import random
-from turnout.flower_cli import build
-from turnout.run import Result, execute
+from turnout.cli.flower import build
+from turnout.core import random
+from turnout.run.experiment import Result, execute
 
 APPS = Path(__file__).parent / "apps"
 NUMPY, OLD = APPS / "numpy_app", APPS / "old_app"

@@ -15,16 +15,17 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from deploy.flower_apps import NUMPY, OLD, TORCH, HandWritten, imported, settings, simulate
-from turnout import UserError, random
-from turnout.algorithms.algorithm import Algorithm
+from turnout import UserError
+from turnout.algorithms._algorithm import Algorithm
+from turnout.cli.flower import build
+from turnout.core import random
 from turnout.deploy.app import App, Arrays, Clients, seeded
 from turnout.deploy.opening import opening
 from turnout.deploy.screen import RejectedError, Rejection
 from turnout.deploy.virtual import AppWork
-from turnout.flower_cli import build
 from turnout.local.sgd import LocalSGD
-from turnout.observe.observer import Observer
-from turnout.run import execute
+from turnout.run.experiment import execute
+from turnout.server.observer import Observer
 from turnout.server.server import KEEP, Server
 
 FULL = {"algorithm": {"name": "fedavg"}, "sampler": {"name": "full"}}

@@ -95,6 +95,6 @@ def test_mistakes(terminal: Terminal, words: tuple[str, ...], sentence: str) -> 
 
 
 def test_without_flower(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnout.flower_cli.find_spec", lambda name: None if name == "flwr" else importlib.util)
+    monkeypatch.setattr("turnout.cli.flower.find_spec", lambda name: None if name == "flwr" else importlib.util)
     said = terminal.refused("simulate-flower", str(NUMPY), "--population", "world.toml")
     assert said.startswith('flower.app: Flower is not installed; pip install -e ".[flower]" in the checkout of Turnout')

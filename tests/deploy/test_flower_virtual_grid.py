@@ -20,8 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 from deploy.flower_apps import NUMPY, OLD, TORCH, settings, simulate
 from turnout import UserError
 from turnout.deploy.app import App
-from turnout.observe.observer import Observer
-from turnout.run import Result
+from turnout.run.experiment import Result
+from turnout.server.observer import Observer
 
 FULL = {"algorithm": {"name": "fedavg"}, "sampler": {"name": "full"}}
 

@@ -21,13 +21,14 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from turnout import UserError, config
-from turnout.cli import app
+from turnout import UserError
+from turnout.cli.app import app
+from turnout.config import config
 from turnout.deploy import client, enrol, keys, server_app
 from turnout.deploy.folder import prepare
 from turnout.deploy.memory import Memory
 from turnout.deploy.processes import Child, birth, descendants
-from turnout.run_folder import reseal
+from turnout.record.run_folder import reseal
 
 SMALL = ["clients.count=3", "run.rounds=2", "local.epochs=1", "sampler.name=full", "engine.threads=1"]
 SIMULATED = ("availability", "crashes", "links")

@@ -20,12 +20,12 @@ from mutations import honest
 from test_deployment import ALGORITHMS
 
 from turnout import Observer, Stopping
-from turnout.command import sentences
+from turnout.cli._command import sentences
+from turnout.core.errors import FailedError, UserError
 from turnout.deploy import server_app
 from turnout.deploy.inbox import Reply
 from turnout.deploy.link import Link
 from turnout.deploy.screen import Rejection
-from turnout.errors import FailedError, UserError
 
 LIAR = 1
 Parts = dict[str, bytes]

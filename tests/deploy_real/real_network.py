@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from turnout import config
+from turnout.config import config
+from turnout.core.files import write_text
 from turnout.deploy.folder import prepare
 from turnout.deploy.link import Link, node
 from turnout.deploy.processes import Child, stop_all
 from turnout.deploy.replay import difference
-from turnout.files import write_text
 
 CLIENTS = 3
 BASE = ["clients.count=3", "partition.name=iid", "devices.name=fixed", "local.epochs=1", "local.lr=0.1",

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from oracle import personal, plain
 from support import SIZES, population
-from turnout.cohort.plan import Plan
-from turnout.cohort.train import Cohort, Jobs
+from turnout.core.random import key, normal
+from turnout.engine.plan import Plan
+from turnout.engine.train import Cohort, Jobs
 from turnout.local.clusters import ClusterSGD
 from turnout.local.head import HeadSGD
 from turnout.local.interpolated import InterpolatedSGD
@@ -23,8 +24,7 @@ from turnout.local.moreau import MoreauSGD
 from turnout.local.pulled import DittoSGD, PulledSGD
 from turnout.local.related import RelatedSGD
 from turnout.local.sgd import LocalSGD
-from turnout.random import key, normal
-from turnout.task import Task
+from turnout.task.task import Task
 
 SMALL: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 4}
 HEAVY: dict[str, Any] = {**SMALL, "momentum": 0.9, "weight_decay": 0.1}

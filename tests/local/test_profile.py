@@ -13,14 +13,14 @@ import torch
 from scipy.stats import kurtosis, skew
 from torch import nn
 
-import turnout
 from support import Idle, conv, images, local, mlp, population, simulation
 from turnout import LocalSGD, Plan, Population, Task, UserError, devices
+from turnout.core import random
+from turnout.core.random import key, normal
 from turnout.local.profile import RepresentationProfile, elements, profile_of
 from turnout.local.profile_report import ProfileReport
-from turnout.models import char_lstm
-from turnout.population.durations import Durations
-from turnout.random import key, normal
+from turnout.server.durations import Durations
+from turnout.task.models import char_lstm
 
 
 class Recurrent(nn.Module):
@@ -197,7 +197,7 @@ def test_a_linear_layer_of_gaussian_inputs() -> None:
 def test_elements_are_close_to_gaussian() -> None:
     """O6: sums of a hundred terms that are not Gaussian at all."""
     task = linear(100, 5)
-    uniform = torch.from_numpy(turnout.random.uniform(key(6, "flat"), 2_000_000)).reshape(-1, 100)
+    uniform = torch.from_numpy(random.uniform(key(6, "flat"), 2_000_000)).reshape(-1, 100)
     seen = elements(task, task.initial, uniform, "").numpy()
     assert np.abs(skew(seen)).max() < 0.1
     assert np.abs(kurtosis(seen)).max() < 0.2

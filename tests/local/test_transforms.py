@@ -11,11 +11,11 @@ import torch
 import turnout
 from support import experiment, local, mlp, population, simulation
 from turnout import Plan, Stopping, Task
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal
 from turnout.local import transforms
 from turnout.local.controlled import ControlledSGD
 from turnout.local.head import HeadSGD
-from turnout.random import key, normal
 from turnout.server.dispatch import Dispatch
 
 ROWS = torch.from_numpy(normal(key(6, "updates", np.arange(5)), 40))

@@ -8,10 +8,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.observe.curves import BOTTOM, COLOURS, LEFT, RIGHT, TOP, decades, line_chart, ticks
-from turnout.random import FloatArray
-from turnout.theory.stream_curves import pictures
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.plan.stream_curves import pictures
+from turnout.record.curves import BOTTOM, COLOURS, LEFT, RIGHT, TOP, decades, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 WORDS = {"title": "A title", "x": "across", "y": "up"}

@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 import turnout
 from support import local, mlp, population
 from turnout import Algorithm, Crashes, Experiment, FedAvg, Full, Links, Plan, Population, Safa, SafaThesis, devices
-from turnout.observe.efficiency import Efficiency
-from turnout.observe.history import History
-from turnout.observe.observer import Observer, Round
-from turnout.sampling.sampler import Selection
+from turnout.record.efficiency import Efficiency
+from turnout.record.history import History
+from turnout.sampling._sampler import Selection
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 
 COLUMNS = {

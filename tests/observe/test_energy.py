@@ -24,7 +24,7 @@ from turnout import (
     Task,
     devices,
 )
-from turnout.population.power import Power
+from turnout.clients.power import Power
 from turnout.server.updates import Updates
 
 SPEED = np.array([0.5, 1.0, 2.0, 1.0])

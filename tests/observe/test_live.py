@@ -13,8 +13,8 @@ from rich.console import Console
 
 from support import experiment
 from turnout import Observer, Result, execute
-from turnout.observe.live import BLOCKS, Dashboard, sparkline
-from turnout.observe.observer import Round
+from turnout.record.live import BLOCKS, Dashboard, sparkline
+from turnout.server.observer import Round
 from turnout.server.server import Server
 
 

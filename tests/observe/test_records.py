@@ -27,10 +27,10 @@ from turnout import (
     Uniform,
     devices,
 )
-from turnout.observe.audit import Audit, Findings
-from turnout.observe.history import History, Table
-from turnout.observe.observer import Event, Round
-from turnout.observe.progress import duration
+from turnout.record.audit import Audit, Findings
+from turnout.record.history import History, Table
+from turnout.record.progress import duration
+from turnout.server.observer import Event, Round
 from turnout.server.server import Server
 from turnout.server.updates import Job, Updates
 

@@ -14,8 +14,8 @@ import pytest
 
 from support import experiment
 from turnout import Observer, Result, UserError, execute
-from turnout.observe.observer import Event, Round
-from turnout.observe.tracking import TIME, MLflow, TensorBoard, Tracker
+from turnout.record.tracking import TIME, MLflow, TensorBoard, Tracker
+from turnout.server.observer import Event, Round
 from turnout.server.server import Server
 
 SETTINGS = {"algorithm": {"name": "windowed", "window": 0.5, "deadline": None}, "model": {"hidden": [32]}}

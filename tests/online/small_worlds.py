@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from turnout import Task
-from turnout.online.components import Classifiers, Gaussians
-from turnout.online.em import mixture_log_prob
-from turnout.online.samples import Samples
-from turnout.random import dirichlet, key, normal
+from turnout.core.random import dirichlet, key, normal
+from turnout_studies.online.components import Classifiers, Gaussians
+from turnout_studies.online.em import mixture_log_prob
+from turnout_studies.online.samples import Samples
 
 GAUSSIANS = Gaussians()
 

@@ -11,8 +11,9 @@ import torch
 
 from online.small_worlds import numbers
 from turnout import UserError
-from turnout.datasets.dataset import Dataset
-from turnout.online.environment import (
+from turnout.core.random import key, permutation
+from turnout.data.dataset import Dataset
+from turnout_studies.online.environment import (
     GaussianStream,
     LabelledStream,
     Proportions,
@@ -20,7 +21,6 @@ from turnout.online.environment import (
     gaussian_centres,
     near,
 )
-from turnout.random import key, permutation
 
 FAR = numbers([-60, 0], [0, 0], [60, 0])
 

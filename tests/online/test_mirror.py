@@ -12,7 +12,7 @@ from torch import Tensor
 
 from online.small_worlds import drawn, numbers, weights
 from turnout import UserError
-from turnout.online.mirror import Anytime, Constant, Horizon, check_floor, floored, mirror_step
+from turnout.theory.mirror import Anytime, Constant, Horizon, check_floor, floored, mirror_step
 
 
 def test_golden_step() -> None:

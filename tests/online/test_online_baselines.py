@@ -9,12 +9,12 @@ import torch
 
 from online.small_worlds import GAUSSIANS, classifiers, drawn, labelled, numbers, ragged, task
 from turnout import UserError
-from turnout.online.baselines import FedOMD, FollowTheLeader, LastStep, LocalEMOMD, StaticFedEM
-from turnout.online.em import em_step, federated_em
-from turnout.online.environment import GaussianStream, gaussian_centres, near
-from turnout.online.learner import FEMOMD, Learner
-from turnout.online.mirror import floored
-from turnout.online.samples import Samples
+from turnout.theory.mirror import floored
+from turnout_studies.online.baselines import FedOMD, FollowTheLeader, LastStep, LocalEMOMD, StaticFedEM
+from turnout_studies.online.em import em_step, federated_em
+from turnout_studies.online.environment import GaussianStream, gaussian_centres, near
+from turnout_studies.online.learner import FEMOMD, Learner
+from turnout_studies.online.samples import Samples
 
 CENTRES = gaussian_centres(3, 5, 5.0, seed=1)
 START = near(CENTRES, 1 / 16, seed=1)

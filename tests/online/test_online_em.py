@@ -9,11 +9,11 @@ from torch import Tensor
 
 from online.small_worlds import GAUSSIANS, classifiers, drawn, labelled, numbers, ragged, task, weights
 from turnout import UserError
-from turnout.online.components import Classifiers, Components, Gaussians, aligned
-from turnout.online.em import em_step, federated_em, mixture_log_prob, synchronise, weights_step
-from turnout.online.samples import Samples
-from turnout.personal.mixture import MixtureTask
-from turnout.random import key
+from turnout.core.random import key
+from turnout.local.mixture_task import MixtureTask
+from turnout_studies.online.components import Classifiers, Components, Gaussians, aligned
+from turnout_studies.online.em import em_step, federated_em, mixture_log_prob, synchronise, weights_step
+from turnout_studies.online.samples import Samples
 
 COUNTS = [7, 1, 4, 0]
 

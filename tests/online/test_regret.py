@@ -14,12 +14,13 @@ from torch import Tensor
 
 from online.small_worlds import GAUSSIANS, drawn, grid, numbers, weights
 from turnout import UserError
-from turnout.online.baselines import FedOMD, FollowTheLeader, LastStep, LocalEMOMD, StaticFedEM
-from turnout.online.em import mixture_log_prob
-from turnout.online.environment import GaussianStream, Proportions, gaussian_centres, near
-from turnout.online.learner import FEMOMD, Learner
-from turnout.online.mirror import Anytime
-from turnout.online.regret import (
+from turnout.core.random import FloatArray
+from turnout.theory.mirror import Anytime
+from turnout_studies.online.baselines import FedOMD, FollowTheLeader, LastStep, LocalEMOMD, StaticFedEM
+from turnout_studies.online.em import mixture_log_prob
+from turnout_studies.online.environment import GaussianStream, Proportions, gaussian_centres, near
+from turnout_studies.online.learner import FEMOMD, Learner
+from turnout_studies.online.regret import (
     RegretTracker,
     accuracy_regret,
     best_weights,
@@ -29,8 +30,7 @@ from turnout.online.regret import (
     mixture_kl,
     smoothed,
 )
-from turnout.online.samples import Samples
-from turnout.random import FloatArray
+from turnout_studies.online.samples import Samples
 
 
 def of_play(means: Tensor, played: Tensor, truths: Tensor, told: bool = True) -> RegretTracker:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from online.small_worlds import GAUSSIANS, classifiers, drawn, grid, labelled, numbers, task, weights
-from turnout.online.em import mixture_log_prob, weight_gradient
-from turnout.online.learner import FEMOMD
-from turnout.online.samples import Samples
-from turnout.random import key
+from turnout.core.random import key
+from turnout_studies.online.em import mixture_log_prob, weight_gradient
+from turnout_studies.online.learner import FEMOMD
+from turnout_studies.online.samples import Samples
 
 
 def exact(means: Tensor, played: Tensor, truth: Tensor, true_means: Tensor | None = None) -> Tensor:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from turnout.dropout import KeyedDropout
-from turnout.random import bits, mix
-from turnout.task import Task
+from turnout.core.random import bits, mix
+from turnout.task.dropout import KeyedDropout
+from turnout.task.task import Task
 
 
 def batches(key: int, n: int, batch_size: int, steps: int) -> Iterator[np.ndarray]:

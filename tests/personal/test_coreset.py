@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from turnout.personal.coreset import prototypes, rank_in_class, subset
-from turnout.random import key, normal, permutation, uniform
+from turnout.core.random import key, normal, permutation, uniform
+from turnout.local.coreset import prototypes, rank_in_class, subset
 
 SAMPLES, MOST = 40, 12
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fake_faiss import FakeFaiss
-from turnout.errors import UserError
-from turnout.personal.datastore import Datastore, check_capacity, fingerprint, room
-from turnout.personal.knn import KNN
-from turnout.random import key, normal, uniform
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, uniform
+from turnout.local.datastore import Datastore, check_capacity, fingerprint, room
+from turnout.local.neighbours import KNN
 
 
 def points(number: int, count: int, size: int = 3) -> Tensor:

@@ -11,9 +11,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.func import vmap
 
-from turnout.errors import UserError
-from turnout.personal.knn import GRID, KERNELS, KNN, SMALLEST, likeliest, mixed, nearest, score
-from turnout.random import key, normal, permutation, uniform
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, permutation, uniform
+from turnout.local.neighbours import GRID, KERNELS, KNN, SMALLEST, likeliest, mixed, nearest, score
 
 KEYS, LABELS, QUERY = torch.tensor([[0.0], [1], [3]]), torch.tensor([0, 1, 1]), torch.tensor([[0.25]])
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from oracle import plain
 from support import SIZES, conv, images, mlp, population
 from turnout import LocalSGD, Plan, Population, Ragged, Task, UserError
-from turnout.cohort import plain_sgd
-from turnout.cohort.train import Cohort, Jobs
-from turnout.dropout import KeyedDropout
+from turnout.core.random import key, uniform
+from turnout.engine import plain_sgd
+from turnout.engine.train import Cohort, Jobs
 from turnout.local.mixture import MixtureSGD
-from turnout.models import linear
-from turnout.personal.mixture import MixtureTask, mixture_loss, responsibilities
-from turnout.random import key, uniform
+from turnout.local.mixture_task import MixtureTask, mixture_loss, responsibilities
+from turnout.task.dropout import KeyedDropout
+from turnout.task.models import linear
 
 M = 3
 

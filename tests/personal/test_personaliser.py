@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from turnout import Task, models
-from turnout.errors import UserError
-from turnout.personal.knn import KNN
-from turnout.personal.personaliser import KNNPersonaliser
-from turnout.random import key, normal, permutation
+from turnout import Task
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, permutation
+from turnout.local.neighbours import KNN
+from turnout.local.personaliser import KNNPersonaliser
+from turnout.task import models
 
 
 def samples(number: int, count: int, size: int = 4) -> tuple[Tensor, Tensor]:

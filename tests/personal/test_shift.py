@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from turnout.errors import UserError
-from turnout.personal.knn import KNN
-from turnout.personal.personaliser import Represented
-from turnout.personal.shift import replay_shift
-from turnout.random import key, normal, permutation
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, permutation
+from turnout.local.neighbours import KNN
+from turnout.local.personaliser import Represented
+from turnout_studies.theory.shift import replay_shift
 
 CLASSES, CENTRES = 4, torch.tensor([[2.0, 0], [0, 2], [-2, 0], [0, -2]])
 

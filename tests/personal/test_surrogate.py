@@ -16,9 +16,9 @@ from torch.func import grad
 import turnout
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task
 from turnout.algorithms.fedem import FedEM
-from turnout.personal.mixture import MixtureTask, responsibilities
-from turnout.personal.surrogate import MixtureProblem, Samples, client_round, peers_round, server_round
-from turnout.random import FloatArray, key, normal, uniform
+from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.local.mixture_task import MixtureTask, responsibilities
+from turnout_studies.theory.surrogate import MixtureProblem, Samples, client_round, peers_round, server_round
 
 M, SIZES = 2, (12, 30, 18)
 IMPORTANCE = np.array(SIZES) / sum(SIZES)

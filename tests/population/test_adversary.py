@@ -16,15 +16,16 @@ import torch
 
 import turnout
 from support import SIZES, conv, images, local, population, simulation
-from turnout import Crashes, Detection, FedAvg, Full, Plan, Population, Stopping, Uniform, UserError, config
-from turnout.cohort.blocks import Block
-from turnout.observe.observer import Event, Observer, Round
-from turnout.population.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
-from turnout.random import FloatArray, IntArray, key, normal
+from turnout import Crashes, Detection, FedAvg, Full, Plan, Population, Stopping, Uniform, UserError
+from turnout.clients.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
+from turnout.config import config
+from turnout.core.random import FloatArray, IntArray, key, normal
+from turnout.engine.blocks import Block
+from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.updates import Job, Updates
-from turnout.theory.unavailability import selection_bias
+from turnout_studies.theory.unavailability import selection_bias
 
 EVERYBODY = list(range(len(SIZES)))
 ADVERSARIES: list[type[Adversary]] = [Random, LargestNorm, WorstCase, Starve]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from turnout.errors import UserError
-from turnout.population.availability import Always, Availability, Crashes, Detection
-from turnout.population.chains import Bernoulli
+from turnout.clients.availability import Always, Availability, Crashes, Detection
+from turnout.clients.chains import Bernoulli
+from turnout.core.errors import UserError
 
 MANY = np.arange(20_000)
 odd = MANY % 2

@@ -14,13 +14,13 @@ import torch
 import turnout
 from support import SIZES, Idle, experiment, local, mlp, population, quadratic_loss, simulation, theta
 from turnout import KEEP, FedAvg, FedProx, Full, LocalSGD, Population, Ragged, Simulation, Stopping, Task, UserError
-from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms._algorithm import Algorithm
+from turnout.clients import behaviour
+from turnout.clients.adversary import LargestNorm
+from turnout.clients.behaviour import Behaviour, DisguisedDecay, FreeRider, LittleIsEnough, estimate
+from turnout.core.random import key, normal
 from turnout.local.proximal import ProximalSGD
-from turnout.observe.observer import Observer, Round
-from turnout.population import behaviour
-from turnout.population.adversary import LargestNorm
-from turnout.population.behaviour import Behaviour, DisguisedDecay, FreeRider, LittleIsEnough, estimate
-from turnout.random import key, normal
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.free_riders import FreeRiding, ou_map
@@ -200,7 +200,7 @@ def test_signs_and_gaussian_noise() -> None:
     honest = uploads(FreeRider(clients=[0]), 1)[0]
     flipped = uploads(behaviour.SignFlip(clients=[1], factor=-2.0), 1)[0]
     torch.testing.assert_close(flipped[1], -2 * honest[1])
-    noisy = uploads(behaviour.Gaussian(clients=[1], scale=5.0), 1)[0]
+    noisy = uploads(behaviour.GaussianNoise(clients=[1], scale=5.0), 1)[0]
     assert float(noisy[1].norm()) == pytest.approx(5 * float(honest[1].norm()), rel=0.03)
     assert abs(float(torch.cosine_similarity(noisy[1], honest[1], 0))) < 4 / math.sqrt(WIDE)
 
@@ -281,7 +281,7 @@ def test_mistakes() -> None:
         (lambda: DisguisedDecay(share=0.5, clock="seconds"), "behaviour.clock"),
         (lambda: behaviour.DisguisedConstant(share=0.5, std=0.0), "behaviour.std"),
         (lambda: behaviour.DisguisedSGDLike(share=0.5, curvature=0.0), "behaviour.curvature"),
-        (lambda: behaviour.Gaussian(share=0.5, scale=-1.0), "behaviour.scale"),
+        (lambda: behaviour.GaussianNoise(share=0.5, scale=-1.0), "behaviour.scale"),
         (lambda: simulation(Idle(), population(behaviour=FreeRider(clients=[8]))), "8 is not one of the 8 clients"),
     ):
         with pytest.raises(UserError, match=words):

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from turnout.errors import UserError
-from turnout.population.chains import Bernoulli, Chain, Diurnal, Grouped, Markov, clustered, heterogeneous
-from turnout.random import key, uniform
+from turnout.clients.chains import Bernoulli, Chain, Diurnal, Grouped, Markov, clustered, heterogeneous
+from turnout.core.errors import UserError
+from turnout.core.random import key, uniform
 from turnout.theory.chains import lowest_correlation, transition_matrix
 
 MANY = np.arange(40_000)

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from turnout.errors import UserError
-from turnout.population import devices
-from turnout.population.devices import (
+from turnout.clients import devices
+from turnout.clients.devices import (
     AtLeast,
     Constant,
     Devices,
@@ -29,6 +28,7 @@ from turnout.population.devices import (
     column,
     sample,
 )
+from turnout.core.errors import UserError
 
 MANY = np.arange(20_000)
 odd = MANY % 2

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from support import population
 from turnout import Bernoulli, Crashes, Links, LocalSGD, devices
-from turnout.population.devices import Constant, Devices, Exponential
-from turnout.population.durations import Durations
+from turnout.clients.devices import Constant, Devices, Exponential
+from turnout.server.durations import Durations
 
 SIZES = (4, 8, 12, 16, 20)
 MEANS = np.array([1.0, 0.8, 0.6, 0.4, 0.2])

@@ -11,13 +11,13 @@ import torch
 import turnout
 from support import local, mlp, population
 from turnout import FedAvg, Population, Ragged, Task, Uniform
-from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedprof import FedProf
+from turnout.core.random import FloatArray, key, normal
 from turnout.local.profile_report import ProfileReport
-from turnout.population.durations import Durations
-from turnout.population.fedprof_world import TASKS, FedProfTask
-from turnout.random import FloatArray, key, normal
+from turnout.server.durations import Durations
+from turnout_studies.worlds.fedprof import TASKS, FedProfTask
 
 MEAN = {name: {"comm": 36.0457, "train": train, "profile": made} for name, train, made in (
     ("S", 0.4342, 0.2171), ("L", 3.0106, 0.6021),

@@ -14,15 +14,16 @@ import torch
 
 import turnout
 from support import WORLD, experiment, population, same
-from turnout.errors import UserError
-from turnout.population import adversary, arriving, behaviour, devices, folder, memories
-from turnout.population.availability import Always, Availability, Detection
-from turnout.population.chains import Bernoulli, Diurnal, Grouped, Markov
-from turnout.population.devices import AtLeast, Exponential, Gaussian, LogNormal
-from turnout.population.links import Links
-from turnout.population.population import Population
-from turnout.population.ragged import Ragged
-from turnout.population.traces import Trace
+from turnout.clients import adversary, arriving, behaviour, devices, memories
+from turnout.clients import saved as folder
+from turnout.clients.availability import Always, Availability, Detection
+from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov
+from turnout.clients.devices import AtLeast, Exponential, Gaussian, LogNormal
+from turnout.clients.links import Links
+from turnout.clients.population import Population
+from turnout.clients.traces import Trace
+from turnout.core.errors import UserError
+from turnout.core.ragged import Ragged
 
 EIGHT = np.linspace(0.3, 0.9, 8)
 PRESENCE: dict[str, Availability] = {
@@ -121,11 +122,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown part": (lambda path: _edit(path, lambda facts: facts["parts"].update(wings=2)), "wings"),
     "no part of the library": (
         lambda path: _edit(path, lambda facts: facts.update({"class": "folder.Path", "parts": {}})),
-        "folder.Path is no class of turnout.population",
+        "Path is no class of turnout.clients",
     ),
     "another module": (
         lambda path: _edit(path, lambda facts: facts.update({"class": "..os.system"})),
-        "No module named",
+        "system is no class of turnout.clients",
     ),
     "a path": (
         lambda path: _edit(path, lambda facts: facts["parts"]["inputs"].update(tensor="../clients/population.inputs")),

@@ -11,17 +11,17 @@ import torch
 
 import turnout
 from turnout import Crashes, FedAvg, Fill, Population, Ragged
-from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.hierfavg import HierFAVG
 from turnout.algorithms.hybridfl import HybridFL
-from turnout.errors import UserError
-from turnout.observe.observer import Observer, Round
-from turnout.population.durations import Durations
-from turnout.population.hybridfl_world import CLOUD_INTERVAL, TASKS, HybridFLTask
-from turnout.population.power import Power
-from turnout.population.regions import deal
-from turnout.random import FloatArray
+from turnout.clients.power import Power
+from turnout.clients.regions import deal
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.server.durations import Durations
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
+from turnout_studies.worlds.hybridfl import CLOUD_INTERVAL, TASKS, HybridFLTask
 
 EXACT = 1e-3
 
@@ -167,7 +167,7 @@ def test_a_drop_out_may_happen_on_the_air() -> None:
     world = people(task, crashes=Crashes(1.0, during="job"))
     whole = Durations.of(world, task.local, task.model_bytes, task.model_bytes).mean
     algorithm = FedAvg(task.local, Fill(500), deadline=10 * task.deadline)
-    history = turnout.observe.history.History()
+    history = turnout.record.history.History()
     turnout.rehearse(algorithm, world, 1, observers=[history])
     assert history.jobs is not None
     jobs = history.jobs.read()

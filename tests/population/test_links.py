@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from turnout.errors import UserError
-from turnout.population.devices import AtLeast, Exponential, Gaussian
-from turnout.population.links import Links
+from turnout.clients.devices import AtLeast, Exponential, Gaussian
+from turnout.clients.links import Links
+from turnout.core.errors import UserError
 
 IDS = np.arange(4)
 MODEL = 10e6  # bytes, decimal

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support import SIZES, local, mlp, population
 from turnout import FedAvg, Full, Population, Task, simulate
-from turnout.datasets.dataset import Dataset
+from turnout.data.dataset import Dataset
 
 SECONDS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 3.0, np.inf])
 TIMES = st.lists(SECONDS, min_size=len(SIZES), max_size=len(SIZES))

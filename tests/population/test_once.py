@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnout import random
-from turnout.population import devices
-from turnout.population.devices import AtLeast, Draw, Evenly, Exponential, Gaussian, LogNormal, sample
-from turnout.population.links import Links
-from turnout.population.once import Once
-from turnout.population.traces import Trace
+from turnout.clients import devices
+from turnout.clients.devices import AtLeast, Draw, Evenly, Exponential, Gaussian, LogNormal, sample
+from turnout.clients.links import Links
+from turnout.clients.once import Once
+from turnout.clients.traces import Trace
+from turnout.core import random
 
 CALLS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 99), max_size=4)), max_size=8)
 DRAWS: dict[str, Draw] = {

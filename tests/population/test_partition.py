@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from turnout import random
-from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError
-from turnout.population import partition
-from turnout.population.ragged import Ragged
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.ragged import Ragged
+from turnout.data import partition
+from turnout.data.dataset import Dataset
 
 LABELS = np.arange(2000) * 7919 % 10  # ten classes of 200
 UNEVEN = np.repeat(np.arange(5), [300, 40, 7, 153, 500])

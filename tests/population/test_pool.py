@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from turnout import Population, Ragged
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 
 ROWS = Ragged.from_rows([[0], [1, 2]])
 

@@ -8,8 +8,8 @@ import torch
 
 from support import images, population
 from turnout import Population, Ragged, UserError
-from turnout.population.quality import KINDS, Pool, degrade, triggered
-from turnout.random import FloatArray
+from turnout.clients.quality import KINDS, Pool, degrade, triggered
+from turnout.core.random import FloatArray
 
 SIZES = (40,) * 20
 

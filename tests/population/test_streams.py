@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from support import SIZES, population
-from turnout.errors import UserError
-from turnout.population import arriving, memories
-from turnout.population.memories import FIFO, Latest, Memory, Reservoir, Static
-from turnout.population.population import Population
-from turnout.population.streams import Stream
+from turnout.clients import arriving, memories
+from turnout.clients.memories import FIFO, Latest, Memory, Reservoir, Static
+from turnout.clients.population import Population
+from turnout.clients.streams import Stream
+from turnout.core.errors import UserError
 
 ALL = np.arange(len(SIZES))
 

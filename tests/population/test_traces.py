@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnout.errors import UserError
-from turnout.population.traces import Trace, read
+from turnout.clients.traces import Trace, read
+from turnout.core.errors import UserError
 
 TWO = np.arange(2)
 

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from turnout import UserError
-from turnout.privacy.attacks import FEWEST, Leakage, attack, attack_groups, membership_scores
-from turnout.random import FloatArray, key, normal, uniform
+from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.trust.attacks import FEWEST, Leakage, attack, attack_groups, membership_scores
 
 
 def draws(name: str, count: int) -> FloatArray:

@@ -27,16 +27,16 @@ from turnout import (
     Stopping,
     Task,
     UserError,
-    config,
 )
 from turnout.algorithms.werm import WERM
-from turnout.models import linear
-from turnout.personal.mixture import MixtureTask
-from turnout.population import arriving, memories
-from turnout.privacy.attacks import attack, membership_scores
-from turnout.privacy.exposed import Exposed
-from turnout.privacy.leakage import attack_run, finished, three_way
-from turnout.random import key, normal
+from turnout.clients import arriving, memories
+from turnout.config import config
+from turnout.core.random import key, normal
+from turnout.local.mixture_task import MixtureTask
+from turnout.task.models import linear
+from turnout.trust.attacks import attack, membership_scores
+from turnout.trust.exposed import Exposed
+from turnout.trust.leakage import attack_run, finished, three_way
 
 ONE_THREAD = Plan(threads=1)
 RARE = Evaluation(rounds=None)

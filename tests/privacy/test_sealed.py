@@ -13,11 +13,11 @@ import torch
 
 import turnout
 from support import ALGORITHMS, WORLD, experiment, local, population
-from turnout import registry
+from turnout.config import registry
 from turnout.local.loss_report import LossReport
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import ClientData, LocalSGD, Named
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.privacy import Privacy
 from turnout.server.sealed import prying
 from turnout.server.server import Server

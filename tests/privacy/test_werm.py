@@ -14,7 +14,7 @@ import turnout
 from support import SIZES, mlp, population
 from turnout import MD, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.algorithms.werm import WERM, weighted
-from turnout.random import FloatArray, key, normal
+from turnout.core.random import FloatArray, key, normal
 
 EXACT = Plan(precision="float64", threads=1)
 DRAWS = LocalSGD(0.2, steps=1, batch_size=4, batching="draws")

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import turnout
 from support import WORLD, conv, experiment, images, local, population, same
 from turnout import FedAvg, Full, LocalSGD, Plan, UserError
-from turnout.cohort.ray_pool import RayPool, load
+from turnout.engine.ray_pool import RayPool, load
 from turnout.local.sgd import Batch
-from turnout.task import Task
-from turnout.workers import Failed, share_on_cluster
+from turnout.plan.workers import Failed, share_on_cluster
+from turnout.task.task import Task
 
 ray = load("tests", "local")
 PEOPLE = population(**WORLD | {"links": turnout.Links()})  # fast enough for a larger model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnout.random import IntArray
-from turnout.regions.ledger import Ledger
-from turnout.regions.slack import Counts
+from turnout.core.random import IntArray
+from turnout.theory.ledger import Ledger
+from turnout.theory.slack import Counts
 
 
 def ints(*values: int) -> IntArray:

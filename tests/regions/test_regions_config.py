@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import turnout
-from turnout import config
 from turnout.algorithms.hybridfl import HybridFL
-from turnout.errors import UserError
-from turnout.population.regions import deal
+from turnout.clients.regions import deal
+from turnout.config import config
+from turnout.core.errors import UserError
 
 HYBRID = ["algorithm.name=hybridfl", "algorithm.deadline=20", "run.rounds=3", "model.hidden=[4]"]
 

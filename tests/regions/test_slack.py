@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from turnout.errors import UserError
-from turnout.random import FloatArray, IntArray, key, normal, uniform
-from turnout.regions.slack import (
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray, key, normal, uniform
+from turnout.theory.slack import (
     ESTIMATORS,
     Censored,
     CountLate,
@@ -27,7 +27,7 @@ from turnout.regions.slack import (
     quota,
     woken,
 )
-from turnout.regions.trace import SlackTrace, slack_trace, toy_clients
+from turnout_studies.theory.region_trace import SlackTrace, slack_trace, toy_clients
 
 SYSTEMS = {"11+9": (11, 9), "5+5+5": (5, 5, 5), "10x50": (50,) * 10}
 CELLS = list(product((0.1, 0.3, 0.5), (0.1, 0.3, 0.6)))  # C, drop-out

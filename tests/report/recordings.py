@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from turnout import config, execute
+from turnout import execute
+from turnout.config import config
 
 SMALL = ("clients.count=12", "run.rounds=6", "engine.threads=1", "model.hidden=[4]")
 SIX = "sampler.clients_per_round=6"

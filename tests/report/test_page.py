@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from turnout import UserError
+from turnout.record.run_folder import reseal
 from turnout.report import page
 from turnout.report.audit import lorenz
 from turnout.report.blocks import number
 from turnout.report.read import Recorded, recorded
-from turnout.run_folder import reseal
 
 
 def cells(text: str) -> dict[str, str]:

@@ -10,9 +10,9 @@ import pytest
 
 from support import experiment, same
 from turnout import UserError, execute
-from turnout.observe.history import Table, read_segments
+from turnout.record.history import Table, read_segments
+from turnout.record.run_folder import reseal
 from turnout.report.read import Recorded, differences, labels, recorded, settings
-from turnout.run_folder import reseal
 
 
 def test_a_recorded_run_tells_what_the_result_told(tmp_path: Path) -> None:

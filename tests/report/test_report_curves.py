@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout.report.curves import (
+from turnout.record.charts import (
     COLOURS,
     POINTS,
     Line,

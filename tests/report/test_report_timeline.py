@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import config
+from turnout.config import config
 from turnout.report import timeline
 from turnout.report.read import recorded
 

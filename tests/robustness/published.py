@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turnout.random import FloatArray, IntArray, integers, key, normal
+from turnout.core.random import FloatArray, IntArray, integers, key, normal
 
 STORED = Path(__file__).with_name("published_means.json")
 SHAPES = ((3, 2), (5,))  # of the layers that Flower is given

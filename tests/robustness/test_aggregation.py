@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from turnout.random import key, normal, uniform
-from turnout.robustness.aggregation import bucketed, centred_clipping, geometric_median
+from turnout.aggregation.rules import bucketed, centred_clipping, geometric_median
+from turnout.core.random import key, normal, uniform
 
 ROWS = torch.from_numpy(normal(key(1, "rows", np.arange(7)), 3))
 WEIGHTS = torch.from_numpy(uniform(key(1, "weights"), 7))

@@ -14,12 +14,11 @@ from scipy.stats import kstest
 import turnout
 from support import simulation
 from turnout import FedAvg, Full, LocalSGD, Population, Stopping, Task
-from turnout.datasets import synthetic
-from turnout.models import linear
-from turnout.population import behaviour
-from turnout.population.behaviour import Behaviour
-from turnout.random import key, normal
-from turnout.robustness.detectors import (
+from turnout.clients import behaviour
+from turnout.clients.behaviour import Behaviour
+from turnout.core.random import key, normal
+from turnout.data import synthetic
+from turnout.record.detectors import (
     DETECTORS,
     Alignment,
     Detector,
@@ -33,7 +32,8 @@ from turnout.robustness.detectors import (
     Step,
     UpdatePersistence,
 )
-from turnout.robustness.watch import Screening, Watch
+from turnout.record.watch import Screening, Watch
+from turnout.task.models import linear
 
 SIZES = [300, 30, 160, 10]  # of a model of 500 parameters
 D = sum(SIZES)

@@ -17,12 +17,13 @@ from scipy.stats import norm
 
 import turnout
 from support import WORLD, Standing, experiment, local, population, same, simulation
-from turnout import Plan, Stopping, config
+from turnout import Plan, Stopping
 from turnout.algorithms.robust_mean import RobustMean
-from turnout.errors import UserError
-from turnout.observe.accounting import ORDERS
-from turnout.random import key, normal
-from turnout.robustness.watch import Screening
+from turnout.config import config
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal
+from turnout.record.accounting import ORDERS
+from turnout.record.watch import Screening
 from turnout.server.privacy import Privacy
 
 EXACT = Plan(precision="float64", threads=1)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import turnout
 from support import experiment, local, population
+from turnout.aggregation.rules import RULES, coordinate_median, krum, krum_scores, multi_krum, trimmed_mean
 from turnout.algorithms.robust_mean import RobustMean
-from turnout.errors import UserError
-from turnout.population.behaviour import SignFlip
-from turnout.random import key, normal, uniform
-from turnout.robustness.aggregation import RULES, coordinate_median, krum, krum_scores, multi_krum, trimmed_mean
+from turnout.clients.behaviour import SignFlip
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal, uniform
 
 ROWS = torch.from_numpy(normal(key(3, "rows", np.arange(9)), 5))
 EVEN = torch.full((9,), 1 / 9, dtype=torch.float64)

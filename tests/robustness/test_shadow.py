@@ -12,10 +12,10 @@ import torch
 import turnout
 from support import Vector, quadratic_loss
 from turnout import LocalSGD, Plan, Population, Task
-from turnout.errors import UserError
-from turnout.population.adversary import Random
-from turnout.random import FloatArray
-from turnout.robustness import shadow
+from turnout.clients.adversary import Random
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.run import shadow
 
 EXACT = Plan(precision="float64", threads=1)
 

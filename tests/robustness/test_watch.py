@@ -14,10 +14,11 @@ from pyarrow.parquet import read_table
 
 import turnout
 from support import experiment, local, population, simulation
-from turnout import FedAvg, Full, Stopping, UserError, config
-from turnout.observe.observer import Event, Observer, Round
-from turnout.population.behaviour import DisguisedDecay, FreeRider
-from turnout.robustness.watch import Screening, Watch
+from turnout import FedAvg, Full, Stopping, UserError
+from turnout.clients.behaviour import DisguisedDecay, FreeRider
+from turnout.config import config
+from turnout.record.watch import Screening, Watch
+from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 
 RIDERS = [1, 4]

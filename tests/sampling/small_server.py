@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 import turnout
 from support import Vector, quadratic_loss
-from turnout import random
-from turnout.population.availability import Availability
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.clients.availability import Availability
+from turnout.core import random
+from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.server import Server
 
 FloatArray = NDArray[np.float64]

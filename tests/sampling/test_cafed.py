@@ -12,17 +12,18 @@ import torch
 from small_server import near, population, server_of, task, weights_of
 
 import turnout
-from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError, registry
-from turnout.observe.observer import Event, Observer
-from turnout.population.chains import Markov, heterogeneous
-from turnout.random import FloatArray, IntArray, generator, key
+from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError
+from turnout.clients.chains import Markov, heterogeneous
+from turnout.config import registry
+from turnout.core.random import FloatArray, IntArray, generator, key
+from turnout.sampling._presence import Presence
+from turnout.sampling._sampler import Sampler
+from turnout.sampling._statistics import statistics
 from turnout.sampling.cafed import CAFed, Pruning
-from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import Sampler
-from turnout.sampling.statistics import statistics
 from turnout.sampling.unbiased import Unbiased
+from turnout.server.observer import Event, Observer
 from turnout.server.server import Server
-from turnout.theory.correlated import effective_weights, tv_distance
+from turnout_studies.theory.correlated import effective_weights, tv_distance
 
 EXACT = Plan(precision="float64", threads=1)
 WORK = LocalSGD(0.2, steps=1, batching="full")

@@ -15,12 +15,12 @@ import turnout
 from support import local, mlp
 from support import population as small_population
 from turnout import Bernoulli, UserError
+from turnout.sampling._clusters import Clustered
+from turnout.sampling._sampler import FloatArray, IntArray, Sampler, water_fill
 from turnout.sampling.binomial import Binomial
 from turnout.sampling.clustered_similarity import ClusteredSimilarity
 from turnout.sampling.clustered_size import ClusteredSize
-from turnout.sampling.clusters import Clustered
 from turnout.sampling.poisson_binomial import PoissonBinomial
-from turnout.sampling.sampler import FloatArray, IntArray, Sampler, water_fill
 from turnout.sampling.target import Target
 from turnout.server.server import Server
 from turnout.server.updates import Updates

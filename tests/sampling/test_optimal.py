@@ -8,8 +8,8 @@ from small_server import EXAMPLE_A, near, population, task
 
 import turnout
 from turnout import Evaluation, FedAvg, Links, Local, LocalSGD, Observer, Optimal, Plan, UserError
-from turnout.observe.observer import Round
-from turnout.random import FloatArray
+from turnout.core.random import FloatArray
+from turnout.server.observer import Round
 
 WORK = LocalSGD(0.5, steps=1, batching="full")
 EXACT = Plan(precision="float64", threads=1)

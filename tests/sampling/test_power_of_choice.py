@@ -8,7 +8,7 @@ from small_server import EXAMPLE_A, population, server_of, task
 
 import turnout
 from turnout import Bernoulli, FedAvg, LocalSGD, Plan, PowerOfChoice, UserError
-from turnout.sampling.statistics import statistics
+from turnout.sampling._statistics import statistics
 
 WORK = LocalSGD(0.5, steps=1, batching="full")
 EXACT = Plan(precision="float64", threads=1)

@@ -11,17 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from small_server import near, population, sample, server_of, task, weights_of
 
 import turnout
-from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError, registry
-from turnout.population.chains import Markov
-from turnout.random import FloatArray, IntArray
+from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError
+from turnout.clients.chains import Markov
+from turnout.config import registry
+from turnout.core.random import FloatArray, IntArray
+from turnout.sampling._presence import Presence, beta_estimate, transition_estimate
+from turnout.sampling._sampler import Sampler
 from turnout.sampling.adafed import AdaFed
 from turnout.sampling.f3ast import F3AST
 from turnout.sampling.more_available import MoreAvailable
-from turnout.sampling.presence import Presence, beta_estimate, transition_estimate
-from turnout.sampling.sampler import Sampler
 from turnout.sampling.unbiased import Unbiased
 from turnout.server.server import Server
-from turnout.theory.correlated import effective_weights
+from turnout_studies.theory.correlated import effective_weights
 
 ALPHA = np.array([0.4, 0.3, 0.2, 0.1])
 PI = np.array([0.9, 0.2, 0.6, 0.1])

@@ -7,9 +7,10 @@ import pytest
 from small_server import EXAMPLE_A, drawn_law, near, population, sample, server_of, task, weights_of
 
 import turnout
-from turnout import MD, Bernoulli, FedAvg, Fill, Full, LocalSGD, Plan, Renormalised, Uniform, UserError, random
-from turnout.observe.observer import Observer, Round
-from turnout.sampling.sampler import Sampler, Selection, Subset
+from turnout import MD, Bernoulli, FedAvg, Fill, Full, LocalSGD, Plan, Renormalised, Uniform, UserError
+from turnout.core import random
+from turnout.sampling._sampler import Sampler, Selection, Subset
+from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 
 SUBSETS: list[type[Subset]] = [Uniform, Fill, Renormalised]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from small_server import EXAMPLE_A, population
 
-from turnout import UserError, registry
-from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import Sampler
-from turnout.sampling.statistics import drawn, statistics
+from turnout import UserError
+from turnout.config import registry
+from turnout.sampling._presence import Presence
+from turnout.sampling._sampler import Sampler
+from turnout.sampling._statistics import drawn, statistics
 
 CIFAR = (np.repeat([100.0, 250, 500, 750, 1000], [10, 30, 30, 20, 10]) / 48_500).tolist()
 

@@ -13,10 +13,10 @@ from small_server import population, server_of, task
 
 import turnout
 from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError
+from turnout.sampling._sampler import Sampler
+from turnout.sampling._statistics import statistics
 from turnout.sampling.afl import AFL
 from turnout.sampling.oort import Oort
-from turnout.sampling.sampler import Sampler
-from turnout.sampling.statistics import statistics
 
 WORK = LocalSGD(0.5, steps=1, batching="full")
 EXACT = Plan(precision="float64", threads=1)

@@ -11,7 +11,7 @@ import pytest
 from small_server import EXAMPLE_A, EXAMPLE_B, FloatArray, Law, drawn_law, exact_law, near, server_of
 
 from turnout import MD, Fill, Full, Renormalised, Uniform
-from turnout.sampling.sampler import Sampler
+from turnout.sampling._sampler import Sampler
 
 SIX = (0.3, 0.25, 0.2, 0.1, 0.1, 0.05)
 UNBIASED = [(Full(), EXAMPLE_A), *((s(m), p) for s in (MD, Uniform) for m, p in ((2, EXAMPLE_A), (2, EXAMPLE_B)))]

@@ -14,7 +14,7 @@ import turnout
 from support import Idle, experiment, local, population, simulation
 from turnout import KEEP, Algorithm, Bernoulli, Crashes, Detection, LocalSGD, Server, Simulation, Stopping
 from turnout import devices as hardware
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.controlled import ControlledSGD
 from turnout.local.own import OwnModelSGD
 from turnout.server.updates import Job

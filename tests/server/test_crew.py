@@ -17,13 +17,13 @@ import torch
 
 from support import Idle, local, mlp, population, simulation
 from turnout import Evaluation, FedAvg, LocalSGD, Observer, Server, Simulation, Stopping, Task, Uniform, devices
-from turnout.errors import UserError
-from turnout.observe.audit import Audit
-from turnout.observe.efficiency import Efficiency
-from turnout.observe.energy import Energy
-from turnout.observe.history import History
-from turnout.observe.observer import Round
-from turnout.population.power import Power
+from turnout.clients.power import Power
+from turnout.core.errors import UserError
+from turnout.record.audit import Audit
+from turnout.record.efficiency import Efficiency
+from turnout.record.energy import Energy
+from turnout.record.history import History
+from turnout.server.observer import Round
 from turnout.server.updates import Crew, Job, together
 
 DELAYS = [5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 4.0, 6.0, 0.5]

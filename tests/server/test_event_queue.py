@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import turnout
 from support import Idle, experiment, local, population, same, simulation
 from turnout import FedAvg, FedBuff, Observer, Uniform, devices
-from turnout.observe import audit
+from turnout.record import audit
 from turnout.server.updates import Job
 
 

@@ -12,7 +12,7 @@ import torch
 import turnout
 from support import conv, images, local, mlp, population
 from turnout import AsyncFedAvg, Observer, Plan, Server, Stopping, Task, devices
-from turnout.observe.observer import Round
+from turnout.server.observer import Round
 from turnout.server.simulation import Simulation
 
 

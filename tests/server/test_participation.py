@@ -9,10 +9,10 @@ import pytest
 
 from support import population
 from turnout import LocalSGD, Policy, devices
-from turnout.errors import UserError
-from turnout.population.durations import Durations
+from turnout.aggregation.staleness import check_discount, discount
+from turnout.core.errors import UserError
+from turnout.server.durations import Durations
 from turnout.server.participation import Gaps, rates
-from turnout.server.staleness import check_discount, discount
 
 TAU = np.array([1.0, 0.8, 0.6, 0.4, 0.2])
 

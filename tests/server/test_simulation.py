@@ -27,9 +27,9 @@ from turnout import (
     Stopping,
 )
 from turnout import devices as hardware
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.sgd import ClientData, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 def server(delays: list[float] | None = None, **columns: Any) -> Simulation:

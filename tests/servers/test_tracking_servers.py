@@ -20,8 +20,8 @@ import pytest
 
 from support import experiment
 from turnout import Observer, Result, UserError, execute
-from turnout.observe.observer import Round
-from turnout.observe.tracking import TIME, MLflow, TensorBoard, Tracker
+from turnout.record.tracking import TIME, MLflow, TensorBoard, Tracker
+from turnout.server.observer import Round
 from turnout.server.server import Server
 
 SETTINGS = {"algorithm": {"name": "windowed", "window": 0.5}, "model": {f"option{i}": i for i in range(150)}}

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import LocalSGD, Plan, Population, Task, studies
-from turnout.datasets import load
-from turnout.models import linear
-from turnout.robustness import shadow
-from turnout.studies import adversarial_cifar, adversarial_synthetic
-from turnout.studies.adversarial_cifar import lenet5, other_images
-from turnout.studies.adversarial_runs import (
+import turnout_studies as studies
+from turnout import LocalSGD, Plan, Population, Task
+from turnout.data import load
+from turnout.run import shadow
+from turnout.task.models import linear
+from turnout_studies import adversarial_cifar, adversarial_synthetic
+from turnout_studies.adversarial_cifar import lenet5, other_images
+from turnout_studies.adversarial_runs import (
     BYZANTINE,
     GUESSING,
     METHODS,
@@ -33,9 +34,9 @@ from turnout.studies.adversarial_runs import (
     of,
     unrest,
 )
-from turnout.studies.images import small_digits
-from turnout.studies.losses import USELESS
-from turnout.studies.study import Measures, Results
+from turnout_studies.images import small_digits
+from turnout_studies.losses import USELESS
+from turnout_studies.study import Measures, Results
 
 CURVES: Measures = {
     "losses": [3.0, 2.0, 1.0, 9.0, 1.0],

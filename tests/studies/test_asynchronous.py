@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from turnout import AsyncFedAvg, FedAvg, Full, LocalSGD, Plan, Population, Ragged, devices, studies
-from turnout.studies import images, losses
-from turnout.studies.asynchronous_bias import speeds
-from turnout.studies.study import NOT_JUDGED, Measures, Results
+import turnout_studies as studies
+from turnout import AsyncFedAvg, FedAvg, Full, LocalSGD, Plan, Population, Ragged, devices
+from turnout_studies import images, losses
+from turnout_studies.asynchronous_bias import speeds
+from turnout_studies.study import NOT_JUDGED, Measures, Results
 
 # -- the studies ----------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ def test_the_folder_of_the_environment_holds_the_subset_too(
 
 
 def test_shrinking_takes_the_mean_of_four_pixels(cifar: Path) -> None:
-    from turnout.datasets import cifar10
+    from turnout.data import cifar10
 
     shrunk = images.cifar10_shrunk(cifar)
     corner = cifar10.load(folder=cifar).inputs[7, 1, 2:4, 4:6].mean()

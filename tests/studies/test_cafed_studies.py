@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnout import studies
+import turnout_studies as studies
 from turnout.algorithms.fedavg import FedAvg
-from turnout.cohort.plan import Plan
+from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
-from turnout.observe.observer import Event, Round
+from turnout.sampling._sampler import Sampler
 from turnout.sampling.cafed import CAFed
-from turnout.sampling.sampler import Sampler
 from turnout.sampling.unbiased import Unbiased
-from turnout.studies import cafed, cafed_presence, cafed_tradeoff
-from turnout.studies import cafed_curves as curves
-from turnout.studies.cafed_curves import GUESSING, Curve, Size
-from turnout.studies.study import Claim, Measures, Results, Study, Trial
+from turnout.server.observer import Event, Round
+from turnout_studies import cafed, cafed_presence, cafed_tradeoff
+from turnout_studies import cafed_curves as curves
+from turnout_studies.cafed_curves import GUESSING, Curve, Size
+from turnout_studies.study import Claim, Measures, Results, Study, Trial
 
 STUDIES: dict[str, Study] = {name: studies.find(name) for name in ("cafed", "cafed_tradeoff", "cafed_presence")}
 

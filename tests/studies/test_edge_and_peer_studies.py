@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import UserError, studies
-from turnout.datasets.dataset import Dataset
-from turnout.population.hybridfl_world import TASKS
-from turnout.studies import hybridfl_tables, topology_cycle_times
-from turnout.studies.hybridfl_mnist import OWN, skewed
-from turnout.studies.hybridfl_time import cells
-from turnout.studies.study import Results
+import turnout_studies as studies
+from turnout import UserError
+from turnout.data.dataset import Dataset
+from turnout_studies import hybridfl_tables, topology_cycle_times
+from turnout_studies.hybridfl_mnist import OWN, skewed
+from turnout_studies.hybridfl_time import cells
+from turnout_studies.study import Results
+from turnout_studies.worlds.hybridfl import TASKS
 
 NAMES = ("hybridfl_time", "hybridfl_aerofoil", "hybridfl_mnist", "topology_cycle_times", "topology_training")
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import Plan, Task, studies
-from turnout.datasets.dataset import Dataset
-from turnout.studies import fedprof, fedprof_images
-from turnout.studies.fedprof import FULL, PARTIAL, SCHEMES, at_least_until, best, turns, until
-from turnout.studies.fedprof_images import cnn, dominated
-from turnout.studies.study import FAILS, HOLDS, UNDECIDED, Measures, Results, Study
+import turnout_studies as studies
+from turnout import Plan, Task
+from turnout.data.dataset import Dataset
+from turnout_studies import fedprof, fedprof_images
+from turnout_studies.fedprof import FULL, PARTIAL, SCHEMES, at_least_until, best, turns, until
+from turnout_studies.fedprof_images import cnn, dominated
+from turnout_studies.study import FAILS, HOLDS, UNDECIDED, Measures, Results, Study
 
 RUN: Measures = {
     "accuracy": [0.1, 0.5, 0.7, 0.6],

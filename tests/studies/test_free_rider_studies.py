@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import studies
-from turnout.studies import free_riders, liar_detectors
-from turnout.studies.study import Results
+import turnout_studies as studies
+from turnout_studies import free_riders, liar_detectors
+from turnout_studies.study import Results
 
 
 @pytest.mark.parametrize("name", ["free_riders", "liar_detectors"])

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import Task, studies
-from turnout.models import mlp
-from turnout.online.environment import LabelledStream, classes_in_order
-from turnout.studies.fem_omd_mnist import Size, accuracies, accuracies_in_hindsight, learner_of, settled, stand_in
+import turnout_studies as studies
+from turnout import Task
+from turnout.task.models import mlp
+from turnout_studies.fem_omd_mnist import Size, accuracies, accuracies_in_hindsight, learner_of, settled, stand_in
+from turnout_studies.online.environment import LabelledStream, classes_in_order
 
 NAMES = ("fem_omd", "fem_omd_mnist")
 

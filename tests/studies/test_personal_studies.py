@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import studies
-from turnout.studies.personal_runs import of_clients
+import turnout_studies as studies
+from turnout_studies.personal_runs import of_clients
 
 
 @pytest.mark.parametrize("name", ["fedem_mixture", "personal_writers", "personal_cifar", "personal_shakespeare"])

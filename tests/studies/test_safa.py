@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import UserError, studies
-from turnout.studies import safa_tables
-from turnout.studies.safa_accuracy import relative_accuracy
-from turnout.studies.safa_time import cells
+import turnout_studies as studies
+from turnout import UserError
+from turnout_studies import safa_tables
+from turnout_studies.safa_accuracy import relative_accuracy
+from turnout_studies.safa_time import cells
 
 
 def test_published_lengths_without_distribution() -> None:

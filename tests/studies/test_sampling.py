@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import studies
-from turnout.studies.sampling_curves import early_classes, fewest_clients, late_classes, late_loss, unrest
+import turnout_studies as studies
+from turnout_studies.sampling_curves import early_classes, fewest_clients, late_classes, late_loss, unrest
 
 CURVES = {
     "losses": [4.0, 3.0, 2.0, 1.0],

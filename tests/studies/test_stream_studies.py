@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout import datasets, studies
-from turnout.population.partition import iid
-from turnout.studies.stream_runs import two_pools
+import turnout_studies as studies
+from turnout import data as datasets
+from turnout.data.partition import iid
+from turnout_studies.stream_runs import two_pools
 
 
 @pytest.mark.parametrize("name", ["stream_synthetic", "stream_cifar", "stream_writers"])

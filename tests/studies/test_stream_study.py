@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turnout import studies
-from turnout.studies.stream_weights import NU, PUBLISHED, figures, weights
+import turnout_studies as studies
+from turnout_studies.stream_weights import NU, PUBLISHED, figures, weights
 
 WRONG = {"weights of synthetic", "weights of shakespeare"}
 

@@ -15,12 +15,13 @@ import pytest
 import torch
 from scipy import stats
 
+import turnout_studies as studies
 from cli.terminal import Terminal
-from turnout import UserError, studies
-from turnout.cohort.plan import Plan
-from turnout.random import FloatArray
-from turnout.statistics import interval
-from turnout.studies.study import (
+from turnout import UserError
+from turnout.core.random import FloatArray
+from turnout.core.statistics import interval
+from turnout.engine.plan import Plan
+from turnout_studies.study import (
     FAILS,
     HOLDS,
     NOT_JUDGED,

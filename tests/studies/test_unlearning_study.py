@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from turnout import studies
-from turnout.studies.study import Results
+import turnout_studies as studies
+from turnout_studies.study import Results
 
 
 def test_the_small_size_runs(tmp_path: Path) -> None:

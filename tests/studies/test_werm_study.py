@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from turnout import Plan, studies
-from turnout.studies.study import Results
-from turnout.studies.werm_tradeoff import Size, World, adversarial, at_stop, lead, over_advreg, until_stopped, weighted
+import turnout_studies as studies
+from turnout import Plan
+from turnout_studies.study import Results
+from turnout_studies.werm_tradeoff import Size, World, adversarial, at_stop, lead, over_advreg, until_stopped, weighted
 
 SMALL = Size(samples=60, tested=100, steps=10, every=5, weights=(0.0, 0.5, 1.0), strengths=(1.0,))
 

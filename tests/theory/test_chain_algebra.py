@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.theory.chains import (
     feasible,
     from_transitions,

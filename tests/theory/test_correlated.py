@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from turnout.errors import UserError
-from turnout.random import FloatArray, generator, key
-from turnout.theory import correlated as theory
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, generator, key
+from turnout_studies.theory import correlated as theory
 
 ALPHA, PI = np.array([0.5, 0.5]), np.array([0.9, 0.1])
 

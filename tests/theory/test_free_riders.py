@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from turnout import UserError
-from turnout.random import key, normal
+from turnout.core.random import key, normal
 from turnout.theory.free_riders import FreeRiding, ou_map, sgd_map, variance_path
 
 FAIR = ([100] * 5, 0.5, 1.0, [0, 1, 2, 3, 4])  # samples, retention, noise, optima

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.theory.hierarchy import convergence_bound, divergence_bound
+from turnout.core.errors import UserError
+from turnout_studies.theory.hierarchy import convergence_bound, divergence_bound
 
 FINE = {"beta": 2.0, "rho": 0.1, "delta": 0.01, "epsilon": 0.5, "omega": 1.0}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from turnout.errors import UserError
-from turnout.personal.knn import nearest
-from turnout.random import key, uniform
-from turnout.theory.knn_bound import knn_generalisation_bound, nearest_distance
+from turnout.core.errors import UserError
+from turnout.core.random import key, uniform
+from turnout.local.neighbours import nearest
+from turnout_studies.theory.knn_bound import knn_generalisation_bound, nearest_distance
 
 
 def bound(lam: float, **changed: Any) -> float:

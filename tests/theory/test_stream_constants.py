@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.random import generator, key
+from turnout.core.errors import UserError
+from turnout.core.random import generator, key
 from turnout.theory.stream_constants import bound_constants, estimated_ratio, gradient_limit, optimisation_bound
 
 FINE: dict[str, Any] = {"D": 2.0, "L": 1.5, "B": 3.0, "lr": 0.1, "steps": 4, "first_round": 0.01}

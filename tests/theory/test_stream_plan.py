@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.theory.stream_plan import FAR, stream_plan
 from turnout.theory.streams import (
     STRATEGIES,

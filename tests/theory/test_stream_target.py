@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.random import FloatArray, generator, key
-from turnout.theory.stream_target import targeted_bound, targeted_importance
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, generator, key
 from turnout.theory.streams import BoolArray, historical, optimal_importance, stream_bound
+from turnout_studies.theory.stream_target import targeted_bound, targeted_importance
 
 
 def problem(number: int, clients: int) -> tuple[np.random.Generator, FloatArray, BoolArray, FloatArray]:

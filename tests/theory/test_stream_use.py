@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.population.ragged import Ragged
-from turnout.random import FloatArray, IntArray, generator, key
-from turnout.theory.stream_use import constant_weights, first_use_weights, stream_use
+from turnout.core.errors import UserError
+from turnout.core.ragged import Ragged
+from turnout.core.random import FloatArray, IntArray, generator, key
 from turnout.theory.streams import effective_samples, equal_groups, historical
+from turnout_studies.theory.stream_use import constant_weights, first_use_weights, stream_use
 
 
 def fifo(batch: int, stay: int, rounds: int) -> Ragged:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.random import FloatArray, generator, key
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, generator, key
 from turnout.theory import streams as theory
 from turnout.theory.streams import BoolArray, equal_groups, optimal_historical_share, optimal_importance
 

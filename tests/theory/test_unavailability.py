@@ -11,9 +11,9 @@ import math
 import numpy as np
 import pytest
 
-from turnout.errors import UserError
-from turnout.random import FloatArray, key, uniform
-from turnout.theory.unavailability import (
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, key, uniform
+from turnout_studies.theory.unavailability import (
     descent,
     error_floor,
     local_drift,

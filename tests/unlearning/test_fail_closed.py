@@ -19,14 +19,16 @@ from torch import nn
 
 import turnout
 from support import experiment, population
-from turnout import Evaluation, Experiment, FedAvg, FedProx, Full, LocalSGD, Plan, Stopping, Task, UserError, registry
-from turnout.robustness.watch import Screening
-from turnout.sampling.sampler import Sampler, Selection
-from turnout.unlearning import log, request, verify
-from turnout.unlearning.assumptions import FAILS, assumptions, heuristic
-from turnout.unlearning.ended import files_left, log_of
-from turnout.unlearning.forget import SIFU
-from turnout.unlearning.settings import Unlearning
+from turnout import Evaluation, Experiment, FedAvg, FedProx, Full, LocalSGD, Plan, Stopping, Task, UserError
+from turnout.config import registry
+from turnout.record import signed as log
+from turnout.record.ended import files_left, log_of
+from turnout.record.unlearning import Unlearning
+from turnout.record.watch import Screening
+from turnout.sampling._sampler import Sampler, Selection
+from turnout.trust import request, verify
+from turnout.trust.assumptions import FAILS, assumptions, heuristic
+from turnout.trust.forget import SIFU
 
 FIRM: dict[str, Any] = {"convex": True, "smoothness": 4.0}
 BLIND = "does not follow from the clients' data"

@@ -13,12 +13,12 @@ from torch import nn
 import turnout
 from support import experiment, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
-from turnout.random import key, normal, secret_normal
-from turnout.unlearning.forget import SIFU, Branches, noised, retraining
-from turnout.unlearning.lineage import Cut
-from turnout.unlearning.retention import Models, stored_bytes
-from turnout.unlearning.settings import Unlearning
-from turnout.unlearning.table import Table, Turn
+from turnout.core.random import key, normal, secret_normal
+from turnout.record.lineage import Cut
+from turnout.record.retention import Models, stored_bytes
+from turnout.record.table import Table, Turn
+from turnout.record.unlearning import Unlearning
+from turnout.trust.forget import SIFU, Branches, noised, retraining
 
 
 def made(rounds: int = 8, **options: Any) -> Experiment:

@@ -20,10 +20,13 @@ from torch import nn
 
 import turnout
 from support import population
-from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError, files, random
-from turnout.unlearning import log, request, retention, verify
-from turnout.unlearning.calibration import achieved_delta, achieved_epsilon, noise_ratio
-from turnout.unlearning.settings import Unlearning
+from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
+from turnout.core import files, random
+from turnout.record import retention
+from turnout.record import signed as log
+from turnout.record.calibration import achieved_delta, achieved_epsilon, noise_ratio
+from turnout.record.unlearning import Unlearning
+from turnout.trust import request, verify
 
 
 def made(rounds: int = 3, **options: Any) -> Experiment:

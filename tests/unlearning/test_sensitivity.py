@@ -16,11 +16,11 @@ from torch import nn
 import turnout
 from support import algorithm, experiment, population, quadratic_loss, theta
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Stopping, Task, Uniform
-from turnout.observe.observer import Event
-from turnout.random import FloatArray, key, normal, subset, uniform
-from turnout.unlearning.sensitivity import Sensitivity, read_table
-from turnout.unlearning.settings import Unlearning
-from turnout.unlearning.table import Table, Turn
+from turnout.core.random import FloatArray, key, normal, subset, uniform
+from turnout.record.sensitivity import Sensitivity, read_table
+from turnout.record.table import Table, Turn
+from turnout.record.unlearning import Unlearning
+from turnout.server.observer import Event
 
 EXACT = Plan(precision="float64", threads=1)
 RARELY = Evaluation(rounds=1000)

@@ -13,10 +13,10 @@ from torch import nn
 import turnout
 from support import images, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
-from turnout.unlearning import baselines
-from turnout.unlearning.calibration import noise_ratio
-from turnout.unlearning.settings import Unlearning
-from turnout.unlearning.watermark import accuracy_on, places, stamped
+from turnout.record.calibration import noise_ratio
+from turnout.record.unlearning import Unlearning
+from turnout_studies.forgetting import baselines
+from turnout_studies.forgetting.watermark import accuracy_on, places, stamped
 
 
 def made(rounds: int = 5, **options: Any) -> Experiment:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnout import UserError
-from turnout.unlearning.lineage import Bound, Cut, alive, roll_back
+from turnout.record.lineage import Bound, Cut, alive, roll_back
 
 BRANCHES: list[dict[str, float]] = [{"A": 0.25, "B": 0.1, "C": 0.2, "E": 0.4}, {"B": 0.2, "C": 0.3}, {"C": 0.05}, {}]
 TEN = range(11)

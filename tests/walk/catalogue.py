@@ -15,23 +15,25 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from turnout import UserError, config, datasets, registry
-from turnout.cohort.plan import Plan
-from turnout.decentral.settings import NetworkSettings
+from turnout import UserError
+from turnout import data as datasets
+from turnout.clients.arriving import ARRIVALS
+from turnout.clients.availability import Crashes, Detection
+from turnout.clients.links import Links
+from turnout.clients.memories import MEMORIES
+from turnout.clients.population import Population
+from turnout.clients.power import Power
+from turnout.config import config, registry
+from turnout.config.options import options_of
+from turnout.data.partition import PARTITIONS
+from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
-from turnout.models import MODELS
-from turnout.options import options_of
-from turnout.population.arriving import ARRIVALS
-from turnout.population.availability import Crashes, Detection
-from turnout.population.links import Links
-from turnout.population.memories import MEMORIES
-from turnout.population.partition import PARTITIONS
-from turnout.population.population import Population
-from turnout.population.power import Power
-from turnout.robustness.watch import Screening
+from turnout.peers.settings import NetworkSettings
+from turnout.record.unlearning import Unlearning
+from turnout.record.watch import Screening
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation
-from turnout.unlearning.settings import Unlearning
+from turnout.task.models import MODELS
 
 CLIENTS = 6
 BASE: config.Settings = {

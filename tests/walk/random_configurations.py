@@ -29,8 +29,9 @@ from typing import Any
 import catalogue
 
 import turnout
-from turnout import UserError, config
-from turnout.options import shown
+from turnout import UserError
+from turnout.config import config
+from turnout.config.options import shown
 
 SECONDS = 8
 RUN_SHARE = 0.4

@@ -18,13 +18,14 @@ import pytest
 
 import turnout
 from support import SETTINGS, WORLD, local, mlp, population
-from turnout import Algorithm, LocalSGD, Plan, Population, Stopping, Task, devices, registry
-from turnout.decentral.network import Star
-from turnout.decentral.peers import over_own_links
-from turnout.errors import UserError
-from turnout.options import options_of
-from turnout.population import arriving, memories
-from turnout.random import key, normal
+from turnout import Algorithm, LocalSGD, Plan, Population, Stopping, Task, devices
+from turnout.clients import arriving, memories
+from turnout.config import registry
+from turnout.config.options import options_of
+from turnout.core.errors import UserError
+from turnout.core.random import key, normal
+from turnout.peers.network import Star
+from turnout.peers.peers import over_own_links
 
 Options = dict[str, Any]
 

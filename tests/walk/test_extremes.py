@@ -10,8 +10,10 @@ import catalogue
 import pytest
 import random_configurations
 
-from turnout import UserError, choices, config, execute, sweep
-from turnout.options import call, check
+from turnout import UserError, execute
+from turnout.config import config
+from turnout.config.options import call, check
+from turnout.plan import choices, sweep
 
 DEEP = "[" * 3000 + "]" * 3000
 REFUSED = {

@@ -21,7 +21,8 @@ import torch
 
 import turnout
 from support import same
-from turnout import UserError, config
+from turnout import UserError
+from turnout.config import config
 
 ALL = os.environ.get("TURNOUT_WALK") == "all"
 THINGS = [(section, thing) for section, thing, _ in catalogue.things()]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.algorithms.personalised import Personalised
-from turnout.errors import UserError
+from turnout.algorithms._personalised import Personalised
+from turnout.core.errors import UserError
 from turnout.local.interpolated import InterpolatedSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.algorithms.arrivals import Arrivals
-from turnout.errors import UserError, check_positive, unknown
+from turnout.aggregation.optimisers import Gradient
+from turnout.algorithms._arrivals import Arrivals
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.population.durations import Durations
-from turnout.random import FloatArray, IntArray
-from turnout.server.optimisers import Gradient
+from turnout.server.durations import Durations
 from turnout.server.participation import Gaps, rates
 from turnout.server.policy import Policy
 from turnout.server.server import Server

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.population.population import Population
+from turnout.clients.population import Population
+from turnout.sampling._sampler import Sampler
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Sampler
 
 
 @dataclass

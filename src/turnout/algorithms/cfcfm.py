@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, check_seconds
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, check_seconds
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 from turnout.server.updates import Updates

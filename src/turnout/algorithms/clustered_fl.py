@@ -15,11 +15,11 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError, check_positive
+from turnout.core.errors import UserError, check_positive
 from turnout.local.clusters import ClusterModel
 from turnout.local.sgd import LocalSGD
+from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 

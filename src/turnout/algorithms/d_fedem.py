@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turnout.algorithms._mixtures import Mixtures
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.algorithms.mixtures import Mixtures
-from turnout.decentral.peers import Peers
+from turnout.peers.peers import Peers
 from turnout.server.server import Server
 
 

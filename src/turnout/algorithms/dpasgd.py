@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnout.algorithms.algorithm import Algorithm
-from turnout.decentral.mixing import MIXINGS
-from turnout.decentral.network import Network, Overlay
-from turnout.decentral.peers import Peers, Silos
-from turnout.decentral.timeline import PerRound
-from turnout.errors import UserError, unknown
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
+from turnout.peers.mixing import MIXINGS
+from turnout.peers.network import Network, Overlay
+from turnout.peers.peers import Peers, Silos
+from turnout.peers.timeline import PerRound
 from turnout.server.server import Server
 
 OBJECTIVES = ("equal", "importance")

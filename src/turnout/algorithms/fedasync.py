@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turnout.algorithms.arrivals import Arrivals
-from turnout.errors import UserError
+from turnout.algorithms._arrivals import Arrivals
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.proximal import ProximalSGD
 from turnout.local.sgd import LocalSGD
-from turnout.population.durations import Durations
-from turnout.random import FloatArray, IntArray
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates

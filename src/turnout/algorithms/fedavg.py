@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, check_positive, check_seconds, unknown
+from turnout.aggregation.optimisers import Gradient
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, check_positive, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
-from turnout.population.durations import Durations
+from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.uniform import Uniform
-from turnout.server.optimisers import Gradient
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import CURRENT, ModelChoice, Server
 from turnout.server.updates import Updates

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.algorithms.personalised import Personalised
+from turnout.algorithms._personalised import Personalised
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
 

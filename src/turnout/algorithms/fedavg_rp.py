@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.sampling.sampler import Selection
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

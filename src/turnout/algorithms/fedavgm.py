@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from turnout.aggregation.optimisers import Gradient, Momentum
 from turnout.algorithms.fedavg import FedAvg
-from turnout.server.optimisers import Gradient, Momentum
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.errors import UserError, check_positive, unknown
-from turnout.population.durations import Durations
-from turnout.random import FloatArray
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.random import FloatArray
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.algorithms.algorithm import DefaultDeadline
+from turnout.algorithms._algorithm import DefaultDeadline
 from turnout.algorithms.fedavg import FedAvg
-from turnout.population.durations import Durations
-from turnout.random import FloatArray
-from turnout.sampling.sampler import Selection
+from turnout.core.random import FloatArray
+from turnout.sampling._sampler import Selection
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from turnout.algorithms._mixtures import Mixtures
 from turnout.algorithms.fedavg import FedAvg
-from turnout.algorithms.mixtures import Mixtures
 from turnout.local.mixture import MixtureSGD
-from turnout.population.durations import Durations
+from turnout.sampling._sampler import Sampler, Selection
 from turnout.sampling.renormalised import Renormalised
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.errors import check_positive, check_seconds
-from turnout.population.durations import Durations
-from turnout.random import FloatArray
+from turnout.core.errors import check_positive, check_seconds
+from turnout.core.random import FloatArray
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates

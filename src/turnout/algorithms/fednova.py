@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from turnout.algorithms.fedprox import FedProx
-from turnout.sampling.sampler import FloatArray, Selection
+from turnout.sampling._sampler import FloatArray, Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

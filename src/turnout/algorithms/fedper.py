@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.algorithms.personalised import Personalised
+from turnout.algorithms._personalised import Personalised
 from turnout.local.head import HeadSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server

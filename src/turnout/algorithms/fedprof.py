@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from turnout import matching, random
+from turnout.aggregation.encryption import key_holder
 from turnout.algorithms.fedavg import FedAvg
-from turnout.encryption import key_holder
-from turnout.errors import UserError, check_positive, check_room, unknown
+from turnout.clients.devices import PerClient, column
+from turnout.core import random
+from turnout.core.errors import UserError, check_positive, check_room, unknown
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.profile import profile_of
 from turnout.local.profile_report import ProfileReport
 from turnout.local.sgd import LocalSGD
-from turnout.population.devices import PerClient, column
-from turnout.random import FloatArray, IntArray
-from turnout.sampling.sampler import Sampler, Selection
+from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.server import CURRENT, Server
 from turnout.server.updates import Updates
+from turnout.theory import matching
 
 AGGREGATIONS = ("full", "partial")
 

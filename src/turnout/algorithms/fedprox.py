@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.proximal import ProximalSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from turnout.algorithms.fedper import FedPer
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.head import HeadSGD
 
 

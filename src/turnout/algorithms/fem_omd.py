@@ -1,7 +1,7 @@
 """FEM-OMD: the clients learn a few models together, and each foretells how it should weigh them.
 
 Marfoq's thesis (2023), section 4.4, algorithm 17 (classifiers), with one round of a server for a step. For densities of
-any kind, several rounds of EM a step and the regret, see `turnout.online`.
+any kind, several rounds of EM a step and the regret, see `turnout_studies.online`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from turnout.algorithms.fedem import FedEM
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.mixture import MixtureSGD
 from turnout.local.online_mixture import OnlineMixtureSGD
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turnout.algorithms.regional import Regional
-from turnout.errors import check_positive, unknown
-from turnout.regions.slack import woken
+from turnout.algorithms._regional import Regional
+from turnout.core.errors import check_positive, unknown
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+from turnout.theory.slack import woken
 
 FALLBACKS = ("none", "regional")
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from turnout.algorithms.regional import Regional
-from turnout.errors import unknown
-from turnout.random import FloatArray, IntArray
-from turnout.regions.ledger import Ledger
-from turnout.regions.slack import Counts, Slack, estimator, quota, woken
+from turnout.algorithms._regional import Regional
+from turnout.core.errors import unknown
+from turnout.core.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+from turnout.theory.ledger import Ledger
+from turnout.theory.slack import Counts, Slack, estimator, quota, woken
 
 FALLBACKS = ("regional", "global")
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.clusters import ClusterModel, ClusterSGD
 from turnout.local.sgd import LocalSGD
-from turnout.population.durations import Durations
-from turnout.sampling.sampler import IntArray, Selection
+from turnout.sampling._sampler import IntArray, Selection
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates

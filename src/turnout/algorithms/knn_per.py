@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
+from turnout.local.coreset import check_keep
+from turnout.local.datastore import check_capacity
 from turnout.local.knn import MemoryOfSamples
-from turnout.personal.coreset import check_keep
-from turnout.personal.datastore import check_capacity
-from turnout.personal.knn import KNN
+from turnout.local.neighbours import KNN
 from turnout.server.server import Server
 
 
@@ -23,10 +23,10 @@ class KNNPer(FedAvg):
     its training samples by what `layer` of the global model gives (None: what the last fully connected layer is given),
     keeps as many as its `capacity` allows (a share from 0.0 to 1.0 or a whole number; None: all), and serves
     lambda * vote of the `k` nearest + (1 - lambda) * global model. Which it keeps: `random` ones, `balanced` over the
-    classes, or a `coreset` of prototypes, k-means of each class. See `turnout.personal.knn.KNN` for the `kernel`, its
-    `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. `index` is `exact`,
-    `faiss` or `faiss:FACTORY` (`faiss:HNSW32`) for large memories. Measured on training samples, a memory finds those
-    very samples in it."""
+    classes, or a `coreset` of prototypes, k-means of each class. See `turnout.local.neighbours.KNN` for the `kernel`,
+    its `scale`, and how lambda is tuned on a `fraction` of the training samples, never on test samples. `index` is
+    `exact`, `faiss` or `faiss:FACTORY` (`faiss:HNSW32`) for large memories. Measured on training samples, a memory
+    finds those very samples in it."""
 
     reads_updates: ClassVar[bool] = False
 

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout import random
-from turnout.algorithms.algorithm import tell_unused
-from turnout.algorithms.personalised import Personalised
-from turnout.errors import UserError
+from turnout.algorithms._algorithm import tell_unused
+from turnout.algorithms._personalised import Personalised
+from turnout.core import random
+from turnout.core.errors import UserError
 from turnout.local.loopless import LooplessSGD
 from turnout.local.own import KeptModelSGD
 from turnout.local.pulled import PulledSGD

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, check_seconds
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, check_seconds
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
+from turnout.sampling._sampler import Sampler
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Sampler
 from turnout.server.server import Server
 
 

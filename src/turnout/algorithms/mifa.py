@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import unknown
+from turnout.core.errors import unknown
+from turnout.sampling._sampler import Selection
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

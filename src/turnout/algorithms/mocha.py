@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.algorithms.personalised import Personalised
-from turnout.errors import UserError, check_positive
+from turnout.algorithms._personalised import Personalised
+from turnout.core.errors import UserError, check_positive
 from turnout.local.related import RelatedSGD
 from turnout.local.sgd import LocalSGD
-from turnout.sampling.sampler import FloatArray, IntArray, Selection
+from turnout.sampling._sampler import FloatArray, IntArray, Selection
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.algorithms.personalised import Personalised
-from turnout.errors import UserError, check_positive, unknown
+from turnout.algorithms._personalised import Personalised
+from turnout.core.errors import UserError, check_positive, unknown
 from turnout.local.moreau import MoreauSGD
 from turnout.local.own import KeptModelSGD
 from turnout.local.pulled import PulledSGD

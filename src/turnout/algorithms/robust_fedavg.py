@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError, check_positive
+from turnout.core.errors import UserError, check_positive
+from turnout.sampling._sampler import FloatArray, Selection
 from turnout.sampling.renormalised import Renormalised
-from turnout.sampling.sampler import FloatArray, Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
@@ -22,7 +22,7 @@ class RobustFedAvg(FedAvg):
     Importance p is over all M clients and beta is the `amplification`, by default what makes the sampler's draw
     unbiased: M / K for K uniformly drawn. Nothing is divided by who answered, so that the step shrinks when few do: to
     2 / 10 if 2 of 10 equal clients answer. That bounds the harm of an adversary who chooses them, up to an error that
-    no method avoids (`turnout.theory.unavailability`). The sampler must not divide by whom it drew, either: `uniform`,
+    no method avoids (Rizk et al.). The sampler must not divide by whom it drew, either: `uniform`,
     `md`, ... but not `renormalised`. For the same reason `wait_for` closes a round early and scales nobody up. It is
     FedAvg with `normalise` invited and a beta of one's own; what most frameworks do is FedAvg with the sampler
     `renormalised` and `normalise` responders.

@@ -1,6 +1,6 @@
 """FedAvg with a robust mean: some of the clients may send anything.
 
-The rules and their papers are in `turnout.robustness.aggregation`. With `buckets` the rule sees the means of random
+The rules and their papers are in `turnout.aggregation.rules`. With `buckets` the rule sees the means of random
 buckets, whose rows differ less: Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via
 bucketing", ICLR 2022.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout import random
+from turnout.aggregation.rules import RULES, bucketed
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError, check_positive, unknown
-from turnout.robustness.aggregation import RULES, bucketed
-from turnout.sampling.sampler import Selection
+from turnout.core import random
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
@@ -29,7 +29,7 @@ OPTIONS = ("trim", "liars", "keep", "radius", "iterations")
 class RobustMean(FedAvg):
     """`model <- model + server_lr * W * rule({omega_i / W, returned_i - model})`, W the sum of omega_i.
 
-    `rule` is one of `turnout.robustness.aggregation.RULES`; with `mean` this is FedAvg. What a rule is to know: `trim`,
+    `rule` is one of `turnout.aggregation.rules.RULES`; with `mean` this is FedAvg. What a rule is to know: `trim`,
     the share of values a trimmed_mean leaves out on either side; `liars`, how many krum and multi_krum expect, and
     `keep`, of how many rows multi_krum is the mean; `radius` of a clipping; `iterations` of centred_clipping, which
     begins at the last result, and of the geometric_median.

@@ -13,14 +13,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from turnout import random
-from turnout.algorithms.algorithm import tell_unused
+from turnout.aggregation.rules import bucketed, centred_clipping, geometric_median
+from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError, check_positive, unknown
+from turnout.core import random
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
-from turnout.robustness.aggregation import bucketed, centred_clipping, geometric_median
-from turnout.sampling.sampler import Selection
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

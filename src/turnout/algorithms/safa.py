@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.algorithms.algorithm import Algorithm
-from turnout.errors import UserError, check_seconds, unknown
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, check_seconds, unknown
+from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
 from turnout.server.server import KEEP, Keep, Server
 from turnout.server.updates import Updates
 

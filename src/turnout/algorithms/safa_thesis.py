@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.safa import Safa
-from turnout.errors import UserError, unknown
+from turnout.core.errors import UserError, unknown
+from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
 from turnout.server.server import Keep, Server
 from turnout.server.simulation import Simulation
 from turnout.server.updates import Updates

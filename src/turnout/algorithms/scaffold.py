@@ -14,7 +14,7 @@ from torch import Tensor
 from turnout.algorithms.fedavg import FedAvg
 from turnout.local.controlled import ControlledSGD
 from turnout.local.sgd import LocalSGD
-from turnout.sampling.sampler import Selection
+from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

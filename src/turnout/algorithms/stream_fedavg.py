@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.aggregation.optimisers import Gradient, Projected
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError, check_positive, unknown
-from turnout.population.population import Population
-from turnout.sampling.sampler import FloatArray, Selection
-from turnout.server.optimisers import Gradient, Projected
+from turnout.clients.population import Population
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.sampling._sampler import FloatArray, Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.streams import grouped, optimal_importance, uniform

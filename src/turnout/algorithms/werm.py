@@ -15,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout import random
 from turnout.algorithms.fedavg import FedAvg
-from turnout.errors import UserError
-from turnout.population.population import Population
-from turnout.random import FloatArray
+from turnout.clients.population import Population
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
 
 
 @dataclass

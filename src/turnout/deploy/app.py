@@ -29,10 +29,10 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from turnout.cohort.flat import Layout
+from turnout.core.errors import UserError
+from turnout.core.flat import Layout
 from turnout.deploy.screen import RejectedError, Rejection
 from turnout.deploy.wire import decode
-from turnout.errors import UserError
 from turnout.local.sgd import Named
 
 RUN_ID = 1

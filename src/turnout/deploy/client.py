@@ -15,9 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Mes
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from turnout.cohort.carry_out import carry_out
-from turnout.cohort.threads import threads
-from turnout.cohort.train import Jobs
+from turnout.core.errors import UserError
+from turnout.core.threads import threads
 from turnout.deploy.jobs import client_plan
 from turnout.deploy.memory import Memory
 from turnout.deploy.wire import (
@@ -32,9 +31,10 @@ from turnout.deploy.wire import (
     unpack,
     unpack_question,
 )
-from turnout.errors import UserError
+from turnout.engine.carry_out import carry_out
+from turnout.engine.train import Jobs
 from turnout.local.sgd import Named
-from turnout.run import Experiment
+from turnout.run.experiment import Experiment
 from turnout.server.simulation import Simulation
 from turnout.server.state import nest, unnest
 from turnout.server.stopping import Evaluation
@@ -140,7 +140,7 @@ def _answer(request: Request, payload: Named | None = None, **said: str | int | 
 @cache
 def worker(folder: Path) -> Worker:
     """The client of a folder."""
-    from turnout import config
+    from turnout.config import config
     from turnout.deploy.shard import read_shard
 
     experiment, _, _ = config.build(

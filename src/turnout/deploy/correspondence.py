@@ -14,15 +14,15 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from turnout import random
-from turnout.cohort.blocks import Block
+from turnout.config.deployment import Deploy
+from turnout.core import random
+from turnout.core.errors import UserError
 from turnout.deploy import screen
 from turnout.deploy.inbox import Inbox, Reply
 from turnout.deploy.jobs import new_jobs
 from turnout.deploy.screen import Evaluation, Failed, Measures, RejectedError, Rejection, Training, Update
-from turnout.deploy.settings import Deploy
 from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
-from turnout.errors import UserError
+from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation
 from turnout.server.mailbox import Mailbox
 from turnout.server.updates import ARRIVED, CRASHED, OFFLINE, REJECTED, Job, Updates

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
 from turnout.deploy.presence import Connected
-from turnout.errors import UserError
-from turnout.files import write_text
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from turnout.clients.availability import Always
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
 from turnout.deploy import enrol, keys, shard
 from turnout.deploy.enrol import Enrolled
-from turnout.errors import UserError
-from turnout.files import write_text
-from turnout.population.availability import Always
-from turnout.population.population import Population
 
 
 def prepare(

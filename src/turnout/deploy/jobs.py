@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnout.cohort.engine import Engine, Results
-from turnout.cohort.plan import Plan
-from turnout.cohort.train import Jobs
-from turnout.errors import UserError
-from turnout.random import IntArray
+from turnout.core.errors import UserError
+from turnout.core.random import IntArray
+from turnout.engine.engine import Engine, Results
+from turnout.engine.plan import Plan
+from turnout.engine.train import Jobs
 from turnout.server.dispatch import Invitation
 from turnout.server.mailbox import NOT_KNOWN
 from turnout.server.updates import ARRIVED, Job

@@ -17,11 +17,11 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from turnout.core.errors import FailedError, UserError
 from turnout.deploy import enrol, keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
 from turnout.deploy.processes import Child, environment, free_port, program
 from turnout.deploy.server_app import FAILURE, FOLDER, MISTAKE, OVERWRITE, RUN
-from turnout.errors import FailedError, UserError
 
 _APP = b"""\
 [project]

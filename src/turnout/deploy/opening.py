@@ -23,9 +23,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import strategy_utils
 from flwr.supercore.run import Run
 
-from turnout import random
+from turnout.core import random
+from turnout.core.errors import UserError
 from turnout.deploy.app import RUN_ID, App, Clients, model_in, seeded, why
-from turnout.errors import UserError
 
 _MOST_SLEEPS = 1000
 

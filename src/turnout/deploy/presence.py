@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from turnout.observe.history import Table
-from turnout.observe.observer import Observer
-from turnout.population.availability import BoolArray, Clock
-from turnout.population.population import Population
-from turnout.random import FloatArray, IntArray
-from turnout.server.server import OnlineSet
+from turnout.clients.availability import BoolArray, Clock
+from turnout.clients.online import OnlineSet
+from turnout.clients.population import Population
+from turnout.core.random import FloatArray, IntArray
+from turnout.record.history import Table
+from turnout.server.observer import Observer
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from turnout.imports import extra, missing
+from turnout.core.imports import extra, missing
 
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 

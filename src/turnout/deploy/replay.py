@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from turnout.clients.online import OnlineSet
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.core.files import read_json, read_tensors
 from turnout.deploy.jobs import OneByOne, client_plan, new_jobs
 from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
-from turnout.errors import UserError
-from turnout.files import read_json, read_tensors
-from turnout.observe.history import History
-from turnout.population.population import Population
-from turnout.run import Experiment
+from turnout.record.history import History
+from turnout.run.experiment import Experiment
 from turnout.server.dispatch import FOREVER, Invitation
-from turnout.server.server import OnlineSet, Server
+from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import ARRIVED, CANCELLED, Job, Updates

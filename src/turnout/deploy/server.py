@@ -15,6 +15,9 @@ from flwr.app import MessageType
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from turnout.clients.online import OnlineSet
+from turnout.core.errors import FailedError, UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.deploy import presence
 from turnout.deploy.app import why
 from turnout.deploy.correspondence import Asked, Correspondence
@@ -27,13 +30,11 @@ from turnout.deploy.wire import (
     encode,
     pack_question,
 )
-from turnout.errors import FailedError, UserError
 from turnout.local.sgd import LocalSGD, Named
-from turnout.population.durations import Durations
-from turnout.random import FloatArray, IntArray
 from turnout.server.dispatch import Dispatch
+from turnout.server.durations import Durations
 from turnout.server.mailbox import NOT_KNOWN
-from turnout.server.server import ByClient, OnlineSet, Server
+from turnout.server.server import ByClient, Server
 from turnout.server.state import Facts
 from turnout.server.updates import LEFT, Updates
 

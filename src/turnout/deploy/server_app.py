@@ -11,15 +11,15 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from turnout.config.deployment import Deploy
+from turnout.core.errors import FailedError, UserError
+from turnout.core.files import write_text
 from turnout.deploy import shard
 from turnout.deploy.app import why
 from turnout.deploy.enrol import Enrolment
 from turnout.deploy.presence import Timeline
 from turnout.deploy.server import Deployment
-from turnout.deploy.settings import Deploy
-from turnout.errors import FailedError, UserError
-from turnout.files import write_text
-from turnout.run import execute
+from turnout.run.experiment import execute
 
 FOLDER, RUN, OVERWRITE = "folder", "run", "overwrite"  # of the run's configuration
 MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
@@ -31,7 +31,7 @@ app = ServerApp()
 def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **options: Any) -> None:
     """Carry out the experiment of a server's folder; the record goes to `run`, where an earlier one goes on, or is
     replaced. `options` are those of `Deployment`."""
-    from turnout import config
+    from turnout.config import config
 
     enrolment = Enrolment(folder / "clients.toml")
     settings = config.read(str(folder / "config.toml"))

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.datasets.dataset import Dataset
-from turnout.errors import UserError
-from turnout.files import write_tensors
-from turnout.population.population import Population
-from turnout.population.ragged import Ragged
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.core.files import write_tensors
+from turnout.core.ragged import Ragged
+from turnout.data.dataset import Dataset
 
 SPLITS = ("train", "test", "validation")
 

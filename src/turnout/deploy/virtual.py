@@ -19,23 +19,23 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from turnout import random
-from turnout.algorithms.algorithm import Algorithm
-from turnout.cohort.blocks import Block
-from turnout.cohort.evaluate import Evaluator
-from turnout.datasets.dataset import Dataset
+from turnout.algorithms._algorithm import Algorithm
+from turnout.clients.population import Population
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.random import IntArray
+from turnout.data.dataset import Dataset
 from turnout.deploy.app import Arrays, Clients, examples, metrics, model_in, why
 from turnout.deploy.opening import Opening
 from turnout.deploy.screen import RejectedError, Rejection
-from turnout.errors import UserError
+from turnout.engine.blocks import Block
+from turnout.engine.evaluate import Evaluator
 from turnout.local.sgd import LocalSGD, Named
-from turnout.population.population import Population
-from turnout.random import IntArray
 from turnout.server.server import Among, ByClient, ModelChoice
 from turnout.server.simulation import Simulation
 from turnout.server.state import Facts, nest, unnest
 from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 class AppTask(Task):

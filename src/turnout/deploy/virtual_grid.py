@@ -22,18 +22,19 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from turnout.algorithms.algorithm import Algorithm
+from turnout.algorithms._algorithm import Algorithm
+from turnout.clients.online import OnlineSet
+from turnout.core.errors import UserError
+from turnout.core.random import IntArray
 from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
 from turnout.deploy.opening import AppGrid, Ended, quiet, server_key, sleeping
 from turnout.deploy.screen import RejectedError, Rejection
 from turnout.deploy.virtual import AppSimulation, AppWork
-from turnout.errors import UserError
 from turnout.local.sgd import LocalSGD
-from turnout.random import IntArray
 from turnout.server.dispatch import FOREVER
-from turnout.server.server import ByClient, OnlineSet, Server
+from turnout.server.server import ByClient, Server
 from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
-from turnout.task import Task
+from turnout.task.task import Task
 
 _POLL = 1.0  # seconds that asking in vain takes at most
 _MOST_SLEEPS = 10_000  # in a row while nobody is at work

@@ -20,12 +20,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.constant import SType
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.state import known_works, work_parts
+from turnout.server.state import known_work, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
 NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
+FORMAT = 2  # of questions: works have short names
 _MAGIC = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER = 512  # bytes
 _HEADER = re.compile(
@@ -73,7 +74,7 @@ def _in_order(tensors: Named) -> list[Tensor]:
 def pack(request: Request, model: Array | None) -> RecordDict:
     """The question as a message; without a model the client has it already."""
     kind, values, tensors = work_parts(request.work)
-    text = json.dumps({"kind": kind, "values": values, "options": request.options})
+    text = json.dumps({"format": FORMAT, "kind": kind, "values": values, "options": request.options})
     names = ("client", "number", "version", "key", "model", "state", "memory", "goes_on")
     asked = ConfigRecord({"work": text} | {name: getattr(request, name) for name in names})
     arrays = {f"work/{name}": encode(value) for name, value in tensors.items()}
@@ -85,14 +86,15 @@ def unpack(record: RecordDict, device: str) -> tuple[Request, Tensor | None]:
     asked: dict[str, Any] = dict(record.config_records[ASK])
     arrays = record.array_records[MODEL]
     text = json.loads(asked.pop("work"))
-    known = known_works()
-    if text["kind"] not in known:
+    asks = text.get("format", 1)
+    if asks != FORMAT:
         raise UserError(
-            f"deploy: {text['kind']} is asked for, which this client does not know; install the same Turnout"
+            f"deploy: the server asks in format {asks}, this client knows {FORMAT}; install the same Turnout"
         )
+    kind = known_work("deploy", text["kind"])
     tensors = {name: torch.from_numpy(array.numpy()).to(device) for name, array in arrays.items()}
     values = text["values"] | {name.removeprefix("work/"): t for name, t in tensors.items() if name != "model"}
-    work = object.__new__(known[text["kind"]]).bind(values)
+    work = object.__new__(kind).bind(values)
     return Request(**asked, work=work, options=text["options"]), tensors.get("model")
 
 

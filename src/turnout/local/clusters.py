@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 def best(task: Task, models: Tensor, data: ClientData) -> Tensor:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

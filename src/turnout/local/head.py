@@ -14,9 +14,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

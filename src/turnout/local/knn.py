@@ -1,7 +1,7 @@
 """No training: a client remembers its samples as the global model sees them, and asks the nearest of them.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization", ICML 2022; see
-`turnout.personal.knn`.
+`turnout.local.neighbours`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.cohort.batches import shuffles
+from turnout.core.shuffles import shuffles
+from turnout.local.coreset import check_keep, prototypes, subset
+from turnout.local.datastore import room
+from turnout.local.neighbours import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
 from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
-from turnout.personal.coreset import check_keep, prototypes, subset
-from turnout.personal.datastore import room
-from turnout.personal.knn import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
-from turnout.task import Task, last_linear
+from turnout.task.task import Task, last_linear
 
 
 @dataclass(frozen=True)

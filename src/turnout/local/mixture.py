@@ -11,10 +11,10 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.local.mixture_task import MixtureTask, responsibilities
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.personal.mixture import MixtureTask, responsibilities
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turnout.local.own import KeptModelSGD
 from turnout.local.sgd import Batch, Carry, ClientData, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

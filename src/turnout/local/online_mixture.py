@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from turnout.errors import check_positive
+from turnout.core.errors import check_positive
 from turnout.local.mixture import MixtureSGD
+from turnout.local.mixture_task import MixtureTask, responsibilities
 from turnout.local.sgd import Carry, ClientData, Named
-from turnout.online.mirror import floored, mirror_step
-from turnout.personal.mixture import MixtureTask, responsibilities
-from turnout.task import Task
+from turnout.task.task import Task
+from turnout.theory.mirror import floored, mirror_step
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

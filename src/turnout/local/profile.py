@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from turnout.errors import UserError
-from turnout.random import FloatArray
-from turnout.task import RECURRENT, Task, no_features
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.task.task import RECURRENT, Task, no_features
 
 if TYPE_CHECKING:
     from turnout.local.sgd import ClientData

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

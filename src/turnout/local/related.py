@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnout.local.pulled import PulledSGD
 from turnout.local.sgd import Batch, Carry, ClientData, Named
-from turnout.task import Task
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

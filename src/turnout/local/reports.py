@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from turnout.errors import unknown
+from turnout.core.errors import unknown
 from turnout.local.profile import client_profile, profile_shape
 
 if TYPE_CHECKING:
     from turnout.local.sgd import ClientData
-    from turnout.task import Task
+    from turnout.task.task import Task
 
 
 class Report(NamedTuple):

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 from turnout.local import reports, transforms
-from turnout.task import Task
+from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
 Named = dict[str, Tensor]

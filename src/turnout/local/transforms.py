@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from turnout import random
-from turnout.errors import UserError, unknown
-from turnout.random import GOLDEN, mix
-from turnout.robustness.aggregation import clip_factors
+from turnout.core import random
+from turnout.core.errors import UserError, unknown
+from turnout.core.flat import clip_factors
+from turnout.core.random import GOLDEN, mix
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
-    from turnout.task import Task
+    from turnout.task.task import Task
 
 _TOGETHER = 1 << 22  # numbers looked at in one go
 _INDEX_BITS = _SCALE_BITS = 32

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from turnout.random import FloatArray
+from turnout.core.random import FloatArray
+from turnout.core.statistics import without_round_off
+from turnout.record.charts import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
 from turnout.report.blocks import Block, Chart, Grid, Words, number
-from turnout.report.curves import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
 from turnout.report.read import Recorded
-from turnout.statistics import without_round_off
 
 Groups = Sequence[Sequence[Recorded]]
 _ROWS: dict[str, Callable[[dict[str, Any]], float | None]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnout.report.curves import Figure
+from turnout.record.charts import Figure
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from html import escape
 
 import numpy as np
 
-from turnout.observe.views import Columns
-from turnout.random import FloatArray
+from turnout.core.random import FloatArray
+from turnout.record.charts import Column, Figure, axis_of, chart, colour, lines_of
+from turnout.record.views import Columns
 from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Grid, megabytes, number, span
-from turnout.report.curves import Column, Figure, axis_of, chart, colour, lines_of
 from turnout.report.read import Recorded
 from turnout.report.timeline import ENDS, PHASES, endings
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnout.observe.progress import duration
-from turnout.report import curves
+from turnout.core.statistics import WORST_PERCENTILE
+from turnout.record import charts as curves
+from turnout.record.charts import Figure, Over
+from turnout.record.progress import duration
 from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, megabytes, number, span
-from turnout.report.curves import Figure, Over
 from turnout.report.read import Recorded, differences
-from turnout.statistics import WORST_PERCENTILE
 
 _PARTS = (
     "algorithm", "sampler", "local", "model", "data", "partition", "clients", "stream", "memory", "devices", "links",

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from turnout import __version__
-from turnout.errors import UserError
-from turnout.files import write_text
-from turnout.imports import missing
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
+from turnout.core.imports import missing
+from turnout.core.version import VERSION
+from turnout.record.run_folder import reseal
 from turnout.report import audit, costs, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
-from turnout.run_folder import reseal
 
 MOST = 10  # runs on a page
 MARK = '<meta name="generator" content="Turnout report'
@@ -55,13 +55,13 @@ def page(runs: Sequence[Recorded]) -> str:
     body = "".join(_section(section, charts, lanes) for section in found)
     figures = [{"figure": chart.figure, "byRounds": chart.by_rounds} for chart in charts]
     return _asset("page.html").format(
-        mark=f'{MARK} {__version__}">',
+        mark=f'{MARK} {VERSION}">',
         title=escape(names[0] if len(groups) == 1 else f"{len(runs)} runs compared"),
         subtitle=escape(_subtitle(groups)),
         style=_asset("page.css"),
         links="".join(f'<a href="#{anchor}">{escape(words)}</a>' for anchor, words, _ in found),
         body=body,
-        version=__version__,
+        version=VERSION,
         charts=_packed(_document(figures)),
         timelines=_packed(_document(lanes)),
         plotly=_plotly(),

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from turnout.observe.curves import COLOURS, GREY, INK
-from turnout.observe.views import Columns
+from turnout.record.charts import Column, axis_of, lines_of
+from turnout.record.curves import COLOURS, GREY, INK
+from turnout.record.views import Columns
 from turnout.report.blocks import Block, Chart, Grid, Picture, Words, number
-from turnout.report.curves import Column, axis_of, lines_of
 from turnout.report.read import Recorded
 
 Panel = Callable[[Recorded], list[Block]]

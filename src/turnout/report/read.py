@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.files import read_json, read_toml
-from turnout.observe.history import read_segments
-from turnout.observe.views import Columns, Views
-from turnout.run_folder import READ, RECORDS, check_is_run, examine
+from turnout.core.errors import UserError
+from turnout.core.files import read_json, read_toml
+from turnout.record.history import read_segments
+from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
+from turnout.record.views import Columns, Views
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
 _FREE = ("name", "folder", "seed", "report", "checkpoint_every")

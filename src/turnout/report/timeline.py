@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.errors import UserError
-from turnout.observe.views import Columns
-from turnout.random import FloatArray, IntArray
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
+from turnout.record.views import Columns
 from turnout.report.read import Recorded
 
 JOBS = 200_000  # on one page
@@ -108,7 +108,7 @@ def offline(run: Recorded, clients: IntArray, last: float) -> Spells:
     if not section or section.get("name") == "always":
         return *_NOBODY, ""
     try:
-        from turnout import config
+        from turnout.config import config
 
         presence = config.presence(run.config)
         seed = int(run.seed or 0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import Selection
+from turnout.sampling._presence import Presence
+from turnout.sampling._sampler import Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout import random
-from turnout.errors import UserError
-from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, Moments, Sampler, Selection, check_size
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

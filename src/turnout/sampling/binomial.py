@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.sampling.sampler import FloatArray, Independent
+from turnout.core.errors import UserError
+from turnout.sampling._sampler import FloatArray, Independent
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.errors import UserError, unknown
+from turnout.clients.devices import PerClient, column
+from turnout.core.errors import UserError, unknown
 from turnout.local.loss_report import BatchLossReport
-from turnout.population.devices import PerClient, column
-from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import FloatArray, IntArray, Moments, Selection
+from turnout.sampling._presence import Presence
+from turnout.sampling._sampler import FloatArray, IntArray, Moments, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

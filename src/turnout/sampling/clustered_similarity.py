@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.errors import unknown
-from turnout.sampling.clusters import Allocation, Clustered, fill_rows, own_rows
-from turnout.sampling.sampler import FloatArray, IntArray
+from turnout.core.errors import unknown
+from turnout.sampling._clusters import Allocation, Clustered, fill_rows, own_rows
+from turnout.sampling._sampler import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.sampling.clusters import Allocation, Clustered, lay_out
+from turnout.sampling._clusters import Allocation, Clustered, lay_out
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

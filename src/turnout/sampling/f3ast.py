@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.sampling.presence import Presence
-from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, Selection, check_size
+from turnout.core.errors import UserError
+from turnout.sampling._presence import Presence
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

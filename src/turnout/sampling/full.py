@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.sampling.sampler import Moments, Sampler, Selection
+from turnout.sampling._sampler import Moments, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

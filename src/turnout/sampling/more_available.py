@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.sampling.presence import Weighted
-from turnout.sampling.sampler import FloatArray
+from turnout.core.errors import UserError
+from turnout.sampling._presence import Weighted
+from turnout.sampling._sampler import FloatArray
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

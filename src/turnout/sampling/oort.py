@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout import random
-from turnout.errors import UserError, check_seconds
-from turnout.sampling.sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
+from turnout.core import random
+from turnout.core.errors import UserError, check_seconds
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

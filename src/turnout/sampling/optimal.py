@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout import random
-from turnout.errors import UserError
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.sampling._sampler import DEFAULT_SIZE, Moments, Sampler, Selection, check_size, water_fill
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import DEFAULT_SIZE, Moments, Sampler, Selection, check_size, water_fill
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

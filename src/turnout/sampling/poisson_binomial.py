@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from turnout.errors import UserError
-from turnout.sampling.sampler import FloatArray, Independent, water_fill
+from turnout.core.errors import UserError
+from turnout.sampling._sampler import FloatArray, Independent, water_fill
 
 if TYPE_CHECKING:
-    from turnout.population.population import Population
+    from turnout.clients.population import Population
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout import random
-from turnout.errors import UserError
+from turnout.core import random
+from turnout.core.errors import UserError
 from turnout.local.loss_report import LossReport
-from turnout.sampling.sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

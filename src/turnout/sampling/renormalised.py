@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.sampling.sampler import FloatArray, Subset
+from turnout.sampling._sampler import FloatArray, Subset
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.sampling.clusters import Allocation, Clustered, fill_rows, own_rows
-from turnout.sampling.sampler import FloatArray, IntArray
+from turnout.core.errors import UserError
+from turnout.sampling._clusters import Allocation, Clustered, fill_rows, own_rows
+from turnout.sampling._sampler import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

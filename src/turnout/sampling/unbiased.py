@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.sampling.presence import Weighted
-from turnout.sampling.sampler import FloatArray
+from turnout.sampling._presence import Weighted
+from turnout.sampling._sampler import FloatArray
 
 
 @dataclass

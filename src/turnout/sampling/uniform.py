@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from turnout.sampling.sampler import FloatArray, Moments, Subset
+from turnout.sampling._sampler import FloatArray, Moments, Subset
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from turnout.errors import UserError
-from turnout.files import write_tensors
+from turnout.core.errors import UserError
+from turnout.core.files import write_tensors
 
 if TYPE_CHECKING:
-    from turnout.run_folder import RunFolder
+    from turnout.record.run_folder import RunFolder
     from turnout.server.server import Server
 
-FORMAT = 2  # of what a server saves
+FORMAT = 3  # of what a server saves: works have short names
+READ = (2, 3)  # 2 is that of version 0.1
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -78,7 +79,7 @@ class Checkpoints:
             except (OSError, ValueError, KeyError) as error:
                 passed_over.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
                 continue
-            if facts.pop("format", 1) != FORMAT:
+            if facts.pop("format", 1) not in READ:
                 raise UserError(
                     f"checkpoint {path.name}: it was written by another version of Turnout; start a new run"
                 )

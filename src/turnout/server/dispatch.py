@@ -11,15 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.clients.online import OnlineSet
+from turnout.clients.population import Population
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.population import durations
-from turnout.population.durations import Durations
-from turnout.population.population import Population
-from turnout.random import FloatArray, IntArray
-from turnout.server.server import Among, Keep, OnlineSet
+from turnout.server import durations
+from turnout.server.durations import Durations
+from turnout.server.server import Among, Keep
 from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Costs, Crew, Job
-from turnout.task import Task
+from turnout.task.task import Task
 
 FOREVER = durations.FOREVER
 _MOST_COLUMNS = 100_000  # clients whose durations are worth keeping as columns

@@ -19,13 +19,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.errors import UserError
+from turnout.clients.online import OnlineSet
+from turnout.core.errors import UserError
 from turnout.local import transforms
 from turnout.local.sgd import LocalSGD, Named
-from turnout.observe.observer import Observer
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
-from turnout.server.server import Among, Keep, ModelChoice, OnlineSet, Server
+from turnout.server.observer import Observer
+from turnout.server.server import Among, Keep, ModelChoice, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
 from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job, Updates
 

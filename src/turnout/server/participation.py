@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnout.population.durations import Durations
-from turnout.random import FloatArray, IntArray
+from turnout.core.random import FloatArray, IntArray
+from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 
 _UPDATES_OF_SLOWEST = 200  # in the schedule a rate is counted in, where it has no closed form

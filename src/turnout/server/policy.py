@@ -19,9 +19,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from turnout.errors import UserError
-from turnout.population.durations import Durations
-from turnout.random import FloatArray, IntArray
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
+from turnout.server.durations import Durations
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout import random
-from turnout.errors import UserError, check_positive
+from turnout.core import random
+from turnout.core.errors import UserError, check_positive
+from turnout.core.flat import clip_factors
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import Clip, Noise, noise_of
-from turnout.random import FloatArray, IntArray
-from turnout.robustness.aggregation import clip_factors
+from turnout.sampling._sampler import Independent
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
-from turnout.sampling.sampler import Independent
 from turnout.sampling.uniform import Uniform
 from turnout.server.sealed import prying
 from turnout.server.updates import Updates

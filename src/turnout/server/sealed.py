@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnout.population.population import Population
-from turnout.sampling.sampler import Sampler
+from turnout.clients.population import Population
+from turnout.sampling._sampler import Sampler
 
 if TYPE_CHECKING:
-    from turnout.algorithms.algorithm import Algorithm
+    from turnout.algorithms._algorithm import Algorithm
 
 
 def prying(algorithm: Algorithm, population: Population) -> dict[str, str]:

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout import random
-from turnout.cohort.blocks import NOTHING, Block
-from turnout.cohort.engine import engine_for
-from turnout.cohort.train import Jobs
-from turnout.errors import UserError
+from turnout.clients.adversary import Adversary
+from turnout.clients.behaviour import Behaviour
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.engine.blocks import NOTHING, Block
+from turnout.engine.engine import engine_for
+from turnout.engine.train import Jobs
 from turnout.local.sgd import LocalSGD, Named
-from turnout.population.adversary import Adversary
-from turnout.population.behaviour import Behaviour
-from turnout.population.durations import Durations
 from turnout.server.dispatch import Dispatch, Invitation
+from turnout.server.durations import Durations
 from turnout.server.mailbox import Mailbox
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.cohort.blocks import Block
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.updates import Job
 
@@ -79,12 +79,23 @@ def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
             setattr(thing, part.name, facts[part.name])
 
 
-def known_works(root: type[LocalSGD] = LocalSGD) -> dict[str, type[LocalSGD]]:
-    """Every local work that has been imported, by qualified name: a checkpoint can name no other class."""
-    known = {f"{root.__module__}.{root.__qualname__}": root}
+def known_work(place: str, name: str) -> type[LocalSGD]:
+    """The local work of that name, one of those that have been imported: neither a checkpoint nor a message can name
+    another class. Version 0.1 wrote the module before the name."""
+    short = name.rpartition(".")[2]
+    found = [kind for kind in _works(LocalSGD) if kind.__name__ == short]
+    if not found:
+        raise UserError(f"{place}: it asks for the local work {short}, which is not known here; import what defines it")
+    if len(found) > 1:
+        modules = " and ".join(sorted(kind.__module__ for kind in found))
+        raise UserError(f"{place}: {modules} both define a local work {short}; give one of them another name")
+    return found[0]
+
+
+def _works(root: type[LocalSGD]) -> Iterator[type[LocalSGD]]:
+    yield root
     for child in root.__subclasses__():
-        known |= known_works(child)
-    return known
+        yield from _works(child)
 
 
 def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
@@ -100,7 +111,7 @@ def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
                 f"local.{name}: the {type(value).__name__} that {type(work).__name__} has there can neither be saved "
                 "nor sent; a local work holds numbers, text, lists of these, and tensors"
             ) from error
-    return f"{type(work).__module__}.{type(work).__qualname__}", plain, tensors
+    return type(work).__name__, plain, tensors
 
 
 class _Blocks:
@@ -165,11 +176,10 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
 def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
     """The inverse of `save_jobs`."""
     tensors = {name: value.to(device) for name, value in tensors.items()}
-    known, works = known_works(), []
+    works = []
     for number, (name, values) in enumerate(facts["works"]):
-        if name not in known:
-            raise UserError(f"checkpoint: it holds jobs of {name}; import the module that defines it first")
-        works.append(object.__new__(known[name]).bind(values | unnest(f"work{number}", tensors)))
+        work = known_work("checkpoint", name)
+        works.append(object.__new__(work).bind(values | unnest(f"work{number}", tensors)))
     models = [model.clone() for model in tensors["models"]] if "models" in tensors else []  # each begins where it did
     blocks = {kind: _load_blocks(kind, tensors) for kind in _TRAINED}
     jobs = []

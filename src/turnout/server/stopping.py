@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.errors import UserError
+from turnout.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.cohort.blocks import Block, in_order
-from turnout.errors import UserError
+from turnout.core.errors import UserError
+from turnout.engine.blocks import Block, in_order
 from turnout.local.sgd import LocalSGD
 
 IntArray = NDArray[np.int64]

@@ -19,8 +19,8 @@ from functools import reduce
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.errors import UserError
-from turnout.random import FloatArray
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
 
 
 def lowest_correlation(probability: ArrayLike) -> FloatArray:

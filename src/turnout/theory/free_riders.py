@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.errors import UserError, check_positive
-from turnout.random import FloatArray
+from turnout.core.errors import UserError, check_positive
+from turnout.core.random import FloatArray
 
 
 class ClientMap(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from turnout.errors import UserError, check_positive
+from turnout.core.errors import UserError, check_positive
 
 
 def bound_constants(

@@ -24,8 +24,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.errors import UserError, check_positive
-from turnout.random import FloatArray
+from turnout.core.errors import UserError, check_positive
+from turnout.core.random import FloatArray
 
 GRID = (0.0, 0.2, 0.5, 0.8, 1.0)  # shares of historical clients that are tried where the best is searched by accuracy
 _HALVINGS = 100

@@ -1,0 +1,119 @@
+"""The loop of every asynchronous method: wait as the policy says, aggregate, send whoever delivered the new model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turnout.aggregation.staleness import check_discount, discount
+from turnout.algorithms._algorithm import Algorithm
+from turnout.core.errors import UserError, check_seconds
+from turnout.core.random import FloatArray, IntArray
+from turnout.local.sgd import LocalSGD
+from turnout.server.durations import Durations
+from turnout.server.policy import Policy
+from turnout.server.server import Server
+from turnout.server.updates import CRASHED, LEFT, Updates
+
+_RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
+
+
+@dataclass
+class Arrivals(Algorithm):
+    """Old updates are used as they are, unless `max_staleness` drops them or `staleness_discount` (polynomial
+    (s + 1)^-rate, or hinge 1 / (rate (s - from) + 1) beyond `discount_from`) shrinks them: both skew whose data counts,
+    and the audit shows how. Clients found offline are asked again at every close; a round that finds nobody at all
+    takes `retry` seconds. With `concurrency` only so many work at once: at every close others join them, drawn from
+    those who are online then."""
+
+    restarts_crashed = True
+
+    local: LocalSGD
+    max_staleness: int | None = None
+    staleness_discount: str = "none"
+    discount_rate: float = 0.5
+    discount_from: float = 0.0
+    retry: float = 1.0
+    concurrency: int | None = field(default=None, kw_only=True)
+    absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
+        check_seconds("algorithm.retry", self.retry)
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UserError(f"algorithm.concurrency: {self.concurrency} must be at least 1")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy:
+        """When a round closes: at each arrival."""
+        return Policy(count=1)
+
+    def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
+        """Use what has arrived and is not too old."""
+        raise NotImplementedError
+
+    def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
+        """What these clients do."""
+        return self.local
+
+    def begin(self, server: Server) -> None:
+        self.absent, self.back_at = np.zeros(0, np.int64), np.zeros(0)
+        durations = server.durations(self.local)
+        first = server.population.ids if self.concurrency is None else self._drawn(server, self.concurrency)
+        self._invite(server, first, self.policy(durations), durations)
+
+    def run(self, server: Server) -> None:
+        durations = server.durations(self.local)
+        for version in server.rounds():
+            policy = self.policy(durations, version)
+            arrived = server.wait(policy.count, seconds=policy.window)
+            if not len(arrived) and policy.window is None:
+                arrived += server.wait(seconds=self.retry)
+            self.aggregate(server, self._fresh(server, arrived), policy, durations)
+            self._invite(server, self._idle(server, arrived, policy), policy, durations)
+
+    def discounted(self, weights: FloatArray, updates: Updates) -> FloatArray:
+        """The weights after the staleness discount."""
+        if self.staleness_discount == "none":
+            return weights
+        return weights * discount(self.staleness_discount, updates.staleness, self.discount_rate, self.discount_from)
+
+    def _fresh(self, server: Server, arrived: Updates) -> Updates:
+        if self.max_staleness is None or not len(arrived):
+            return arrived
+        old = arrived.staleness > self.max_staleness
+        for client, staleness in zip(arrived.clients[old].tolist(), arrived.staleness[old].tolist(), strict=True):
+            server.log("stale_update", client=client, staleness=staleness)
+        return arrived.select(~old)
+
+    def _idle(self, server: Server, arrived: Updates, policy: Policy) -> IntArray:
+        """Who delivered or crashed (unless it restarts by itself), and who is back; or whoever is drawn."""
+        if self.concurrency is not None:
+            return self._drawn(server, self.concurrency - server.in_flight)
+        delivered = arrived.clients[:0] if policy.restart else arrived.clients
+        if not len(arrived.failed) and not len(self.absent):
+            return delivered
+        reasons = np.array(arrived.failed.reasons, object)
+        crashed, left = reasons == CRASHED, reasons == LEFT
+        gone = arrived.failed.clients[~crashed & ~left]
+        delivered = np.concatenate([delivered, arrived.failed.clients[crashed & ~arrived.failed.standing]])
+        if not len(gone) and not (self.back_at < server.now + _RESOLUTION).any():
+            return delivered
+        absent, back_at = np.concatenate([self.absent, gone]), np.append(self.back_at, np.full(len(gone), server.now))
+        due = np.flatnonzero(back_at < server.now + _RESOLUTION)
+        back = server.online().contains(absent[due])
+        back_at[due[~back]] = server.online().back_at(absent[due[~back]])
+        self.absent, self.back_at = np.delete(absent, due[back]), np.delete(back_at, due[back])
+        return np.concatenate([delivered, absent[due[back]]])
+
+    @staticmethod
+    def _drawn(server: Server, size: int) -> IntArray:
+        return server.online().sample(size, server.seed, "concurrency", server.version)
+
+    def _invite(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> None:
+        work = self.work(clients, policy, durations, server.importance)
+        server.invite(clients, work, again=policy.restart)

@@ -1,0 +1,32 @@
+"""What algorithms share whose clients each serve a model of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnout.algorithms.fedavg import FedAvg
+from turnout.core.errors import UserError
+from turnout.local.sgd import LocalSGD
+from turnout.server.durations import Durations
+from turnout.server.policy import Policy
+
+
+@dataclass
+class Personalised(FedAvg):
+    """FedAvg with another local work. A client that never trained makes itself a model from the global one, which it
+    does not change, in `tuning_epochs` passes before it serves."""
+
+    tuning_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tuning_epochs < 1:
+            raise UserError(f"algorithm.tuning_epochs: {self.tuning_epochs} must be at least 1")
+
+    @property
+    def tuning(self) -> LocalSGD:
+        """How much a client trains before it serves."""
+        return self.local.bind({"epochs": self.tuning_epochs, "steps": None})
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        return None  # its work takes longer than that of FedAvg

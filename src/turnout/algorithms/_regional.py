@@ -1,0 +1,96 @@
+"""What hierarchical methods share: clients in regions, each with an edge and a model of its own, below one cloud."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.algorithms._algorithm import DefaultDeadline
+from turnout.core import random
+from turnout.core.errors import UserError, check_seconds
+from turnout.core.random import FloatArray, IntArray
+from turnout.local.sgd import LocalSGD
+from turnout.server.server import Server
+from turnout.server.updates import Updates
+
+
+@dataclass
+class Regional(DefaultDeadline):
+    """An edge draws uniformly among all its clients: it cannot know who is there, at work or dead. Whoever does not
+    answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
+    client is expected to need. Without regions there is one edge."""
+
+    local: LocalSGD
+    deadline: float | None = None
+    fraction: float = 0.3
+    region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
+    names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seconds("algorithm.deadline", self.deadline)
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
+
+    def default_deadline(self, expected: FloatArray) -> float:
+        return float(expected.max())
+
+    def begin(self, server: Server) -> None:
+        super().begin(server)
+        given = server.population.regions
+        one = np.zeros(server.population.size, np.int64)
+        self.names, self.region = np.unique(one if given is None else given, return_inverse=True)
+        self.models = server.model.repeat(len(self.names), 1)
+        for region in np.setdiff1d(np.arange(self.names[-1]), self.names).tolist():
+            server.log("empty_region", region=region, why="no client belongs to it")
+
+    def sizes(self, server: Server) -> IntArray:
+        """`[M]` N_r: clients that matter."""
+        return np.bincount(self.region[server.importance > 0], minlength=len(self.models))
+
+    def samples(self, server: Server) -> FloatArray:
+        """`[M]` |D_r|, as a share of all."""
+        return np.asarray(np.bincount(self.region, server.importance, minlength=len(self.models)), np.float64)
+
+    def draw(self, server: Server, counts: IntArray) -> IntArray:
+        """So many clients of each region, uniformly."""
+        members = np.flatnonzero(server.importance > 0)
+        members = members[np.argsort(self.region[members], kind="stable")]
+        ends = np.cumsum(self.sizes(server))
+        drawn = [
+            clients[random.subset(random.key(server.seed, "regions", server.version, number), count, len(clients))]
+            for number, (clients, count) in enumerate(zip(np.split(members, ends[:-1]), counts.tolist(), strict=True))
+        ]
+        return np.concatenate(drawn)
+
+    def gather(self, server: Server, selected: IntArray, enough: int) -> Updates:
+        """What arrives until there is enough. If there never is, the round lasts to its deadline."""
+        limit = self.limit(server, selected)
+        close = server.now + limit
+        updates = server.wait(enough, of=selected, seconds=limit)
+        if len(updates) < enough:
+            server.wait(of=[], seconds=max(0.0, close - server.now))
+        return updates
+
+    def limit(self, server: Server, selected: IntArray) -> float:
+        """Seconds from the invitation to the deadline."""
+        return (self.time_limit or 0.0) + server.push_seconds(len(selected), self.local)
+
+    def reach_cloud(self, server: Server) -> None:
+        """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""
+        server.wait(of=[], seconds=server.backhaul_seconds(len(self.models), self.local))
+
+    def by_region(self, updates: Updates, weights: FloatArray) -> Tensor:
+        """`[M, P]` weighted sums of the models that each region's clients returned."""
+        rows = np.zeros((len(self.models), len(updates)))
+        rows[self.region[updates.clients], np.arange(len(updates))] = weights
+        return torch.as_tensor(rows).to(self.models) @ updates.returned()
+
+    def over_regions(self, weights: FloatArray) -> Tensor:
+        """`[P]` weighted sum of the regional models."""
+        total: Tensor = torch.tensordot(torch.as_tensor(weights).to(self.models), self.models, dims=1)
+        return total

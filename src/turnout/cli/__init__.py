@@ -1,0 +1,3 @@
+from turnout.cli.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,186 @@
+"""`turnout compare` and `turnout sweep`: runs beside each other, and all combinations of options at once."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from turnout.cli._command import Json, Source, print_json, remark, sentences
+from turnout.cli._display import err, out
+from turnout.core.errors import UserError
+from turnout.core.statistics import WORST_PERCENTILE
+from turnout.plan.compare import Quantity, Row, Target, compare
+from turnout.plan.sweep import Combination, combinations, sweep
+from turnout.plan.workers import Failed
+from turnout.record.charts import splits
+from turnout.record.progress import duration
+from turnout.report import page, read
+from turnout.report.blocks import megabytes, number
+
+Targets = Annotated[
+    str | None, typer.Option(metavar="MEASURE=VALUE", help="When was it reached? As test_accuracy=0.9, train_loss=0.2.")
+]
+Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report of these runs, a HTML page.")]
+
+
+def compare_runs(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, such as runs/digits.")],
+    target: Targets = None,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Put runs beside each other; those that differ only in their seed are one row, with 95 % intervals.
+
+    Example: turnout compare runs/digits runs/demo --target test_accuracy=0.9
+    """
+    with sentences():
+        aim = None if target is None else Target.parse(target)
+        runs = [read.recorded(folder, "compare") for folder in folders]
+        remark(sentence for run in runs for sentence in run.remarks)
+        rows = compare(runs, aim)
+        if report is not None:
+            page.write(runs, report)
+        if as_json:
+            print_json(_document(rows, aim))
+        else:
+            show_comparison(rows, aim)
+
+
+def sweep_options(
+    source: Source,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPTION=VALUES]...", help="seed=0..4, algorithm=fedavg,fedfix, local.lr=0.1,0.3, ..."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that share the runs; 0: as many as there are cores.")] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="On a Ray cluster: auto, host:port, or local for one of this machine."),
+    ] = None,
+    target: Targets = None,
+    report: Report = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs, and how far each is.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of these values; the same command again goes on where it stopped.
+
+    Example: turnout sweep digits algorithm=fedavg,fedfix seed=0..4 run.rounds=20 --target test_accuracy=0.8
+    """
+    with sentences():
+        aim = None if target is None else Target.parse(target)
+        if workers < 0:
+            raise UserError(f"--workers: {workers} must be at least 1, or 0 for as many as there are cores")
+        found = combinations(source, words or [], aim)
+        if report is not None and len(found) > page.MOST:
+            raise UserError(f"--report: {len(found)} runs; a page shows at most {page.MOST}")
+        if dry_run:
+            _list(source, found, as_json)
+            return
+        failed = _carry_out(source, found, workers, ray)
+        done = [one.folder for one in found if one.folder not in failed]
+        runs = [read.recorded(folder, "sweep") for folder in done]
+        remark(sentence for run in runs for sentence in run.remarks)
+        rows = compare(runs, aim)
+        if report is not None and done:
+            page.write(runs, report)
+        if as_json:
+            failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
+            print_json({"sweep": str(found[0].folder.parent), "failed": failures, **_document(rows, aim)})
+        elif done:
+            show_comparison(rows, aim)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _carry_out(source: str, found: Sequence[Combination], workers: int, ray: str | None) -> dict[Path, str]:
+    """Run what is not finished; which combinations failed, and why."""
+    failed, done = {}, sum(one.state == "finished" for one in found)
+    if done:
+        _say(f"{done} of {len(found)} are finished already")
+    try:
+        for one, answer in sweep(source, found, workers, ray):
+            done += 1
+            _say(f"{done} of {len(found)}: {one.folder.name} ({answer.why if isinstance(answer, Failed) else answer})")
+            if isinstance(answer, Failed):
+                failed[one.folder] = answer.why
+    except KeyboardInterrupt:
+        _say(f"interrupted with {done} of {len(found)} done; the same command goes on")
+        raise typer.Exit(130) from None
+    return failed
+
+
+def _say(line: str) -> None:
+    err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _list(source: str, found: Sequence[Combination], as_json: bool) -> None:
+    commands = [shlex.join(["turnout", "run", source, *one.overrides]) for one in found]
+    if as_json:
+        listed = zip(found, commands, strict=True)
+        print_json([{"run": str(one.folder), "state": one.state, "command": command} for one, command in listed])
+        return
+    table = Table("run", "state", box=None)
+    for one in found:
+        table.add_row(escape(str(one.folder)), one.state)
+    out.print(table)
+
+
+def _document(rows: Sequence[Row], aim: Target | None) -> dict[str, Any]:
+    return {"target": None if aim is None else vars(aim), "rows": [row.as_dict() for row in rows]}
+
+
+# -- the tables -----------------------------------------------------------------------------------------------
+
+
+def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
+    """Two tables of columns in which some run has something to say: where the runs ended, and what they took."""
+    for title, columns in (("Where the runs ended", _measured(rows)), ("What they took", _taken(rows, aim))):
+        table = Table(Column("run", overflow="fold"), *columns.values(), title=title, title_justify="left", box=None)
+        for row in rows:
+            name = row.label if row.finished else f"{row.label} (unfinished)"
+            table.add_row(escape(name), *(_cell(column, row.quantities.get(column)) for column in columns))
+        if columns:
+            out.print(table)
+    seeds = sorted({len(row.runs) for row in rows})
+    if seeds[-1] > 1:
+        out.print(f"Means over {' to '.join(map(str, seeds))} seeds ± half of the 95 % Student interval.", style="dim")
+
+
+def _measured(rows: Sequence[Row]) -> dict[str, str]:
+    """Measures on the most telling samples, and their headings."""
+    split, names = next(iter(splits(rows[0].runs[0].rounds()).items()), ("", []))
+    headings = {f"{split}_{name}": f"{split} {name}".replace("_", " ") for name in names}
+    for name in (name for name in names if name != "loss"):
+        headings[f"{split}_{name}_worst_decile"] = f"{headings[f'{split}_{name}']}, {WORST_PERCENTILE}"
+    return _known(rows, headings)
+
+
+def _taken(rows: Sequence[Row], aim: Target | None) -> dict[str, str]:
+    reached = {f"{name}_to_target": f"{word} to {aim}" for name, word in (("seconds", "time"), ("rounds", "rounds"))}
+    headings = {"rounds": "rounds", "virtual_seconds": "virtual time", "bytes": "traffic"}
+    return (reached if aim else {}) | _known(
+        rows, headings | {"energy_wh": "energy (Wh)", "never_heard": "never heard"}
+    )
+
+
+def _known(rows: Sequence[Row], headings: dict[str, str]) -> dict[str, str]:
+    known = {name for row in rows for name, quantity in row.quantities.items() if quantity.known}
+    return {name: heading for name, heading in headings.items() if name in known}
+
+
+def _cell(name: str, quantity: Quantity | None) -> str:
+    if quantity is None:
+        return number(None)
+    known, runs = len(quantity.known), len(quantity.values)
+    if known < runs:
+        return f"in {known} of {runs} runs"
+    units = {"virtual_seconds": duration, "seconds_to_target": duration, "bytes": megabytes}
+    show, half = units.get(name, number), quantity.half_width
+    return show(quantity.mean) + (f" ± {show(float(f'{half:.2g}'))}" if 0 < half < math.inf else "")

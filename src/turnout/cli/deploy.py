@@ -1,0 +1,213 @@
+"""`turnout deploy init | server | client | local` and `turnout replay`: the same configuration over a real network."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnout.cli._command import Json, Overrides, Source, print_json, remark, sentences
+from turnout.cli._display import err, failed, out, show_summary
+from turnout.cli.run import is_named, where
+from turnout.config import config
+from turnout.core.errors import UserError
+from turnout.core.files import read_json
+from turnout.core.imports import extra, missing
+from turnout.record.run_folder import READ, examine
+
+if TYPE_CHECKING:
+    from turnout.deploy.processes import Child
+
+deploy_app = typer.Typer(
+    help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
+    "Example: turnout deploy local 3 digits run.rounds=5",
+    no_args_is_help=True,
+)
+_MADE_UP = ("availability", "crashes", "detection", "links")  # of simulated clients; real ones have their own
+_HERE = ("127.0.0.1", "localhost")
+TOLERANCE = 1e-6
+ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder, made by deploy init.")]
+
+
+def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, config.Settings]:
+    settings = config.read(source, overrides)
+    left_out = [section for section in _MADE_UP if settings.pop(section, None)]
+    if left_out:
+        err.print(f"Left out, since real clients have their own: {', '.join(left_out)}", highlight=False)
+    built, run, complete = config.build(settings)
+    complete["engine"]["threads"] = settings.get("engine", {}).get("threads", 0)  # every machine has its own cores
+    return built, run, complete
+
+
+def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[str], data: bool = True) -> None:
+    from turnout.deploy.folder import prepare
+
+    targets = built.population.targets
+    classes = None if targets.is_floating_point() else int(targets.max()) + 1
+    prepare(folder, built.population, classes, config.as_toml(complete), hosts, data)
+
+
+@contextmanager
+def _flower() -> Iterator[None]:
+    """Flower must be there; and a polite end is an exit like any other: whoever was started is stopped."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    except ImportError as error:
+        raise missing("deploy", "Flower", extra("flower")) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@deploy_app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the server's and clients' own.")],
+    source: Source,
+    overrides: Overrides = None,
+    host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; repeatable.")] = None,
+    data: Annotated[bool, typer.Option(help="Deal the configuration's data to the clients' folders.")] = True,
+) -> None:
+    """Make certificates, node keys and the folders of a server and its clients.
+
+    Example: turnout deploy init hospital digits clients.count=3 --host learn.example.org
+    """
+    with sentences(), _flower():
+        built, _, complete = _read(source, overrides or [])
+        _prepare(folder, built, complete, [*(host or []), *_HERE], data)
+        out.print(
+            f"Made {folder}/server and {folder}/clients/0 to {built.population.size - 1}: carry each to its machine. "
+            f"Then: turnout deploy server {folder}/server, and at each client: turnout deploy client FOLDER "
+            "--superlink HOST:PORT",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@deploy_app.command("server")
+def server(
+    folder: ServerFolder,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Where to listen; 0: any free port.")] = 9092,
+    as_json: Json = False,
+) -> None:
+    """Start a SuperLink with TLS and node keys and carry out the configuration; an interrupted run goes on.
+
+    Example: turnout deploy server hospital/server
+    """
+    with sentences(), _flower():
+        from turnout.deploy.link import Link
+
+        settings = config.RunSettings(**config.read(str(folder / "config.toml")).get("run", {}))
+        run = Path(settings.folder) / settings.name
+        with Link(folder, host, port) as link:
+            err.print(f"The SuperLink listens at {link.address}", highlight=False)
+            link.carry_out(run)
+        _show(run, as_json)
+
+
+@deploy_app.command("client")
+def client(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The client's folder, made by deploy init.")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")],
+) -> None:
+    """Take part with the data in a client's folder, until interrupted.
+
+    Example: turnout deploy client hospital/clients/0 --superlink learn.example.org:9092
+    """
+    with sentences(), _flower():
+        from turnout.deploy.link import node
+
+        child = node(folder, superlink)
+        try:
+            while child.running():
+                time.sleep(0.5)
+            raise UserError(f"deploy: the SuperNode has ended:\n{child.tail()}")
+        finally:
+            child.stop()
+
+
+@deploy_app.command("local")
+def local(
+    clients: Annotated[int, typer.Argument(metavar="N", min=1, help="How many SuperNodes, each with its own shard.")],
+    source: Source,
+    overrides: Overrides = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Carry out a configuration on this machine over a real network: a SuperLink and N SuperNodes on loopback.
+
+    Example: turnout deploy local 3 digits run.rounds=5
+    """
+    with sentences(), _flower():
+        import flwr  # noqa: F401  before anything is made
+
+        built, settings, complete = _read(source, [*(overrides or []), f"clients.count={clients}"])
+        run = where(settings, complete, overwrite or is_named(overrides))[1]
+        if run.exists() and any(run.iterdir()) and not overwrite:
+            raise UserError(f"run.name: {run} already holds a run; choose another run.name, or pass --overwrite")
+        with tempfile.TemporaryDirectory(prefix="turnout-deploy-") as folder:
+            _prepare(Path(folder) / "all", built, complete, list(_HERE))
+            _carry_out(Path(folder) / "all", clients, run, overwrite)
+        _show(run, as_json)
+
+
+def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
+    from turnout.deploy.link import Link, node
+    from turnout.deploy.processes import stop_all
+
+    nodes: list[Child] = []
+    with Link(folder / "server") as link:
+        try:
+            for number in range(clients):
+                nodes.append(node(folder / "clients" / str(number), link.address))
+            link.carry_out(run, overwrite)
+        finally:
+            stop_all(nodes)
+
+
+def _show(run: Path, as_json: bool) -> None:
+    summary = read_json(run / "result.json")
+    if as_json:
+        print_json({"run": str(run), **summary})
+    else:
+        show_summary(run, summary)
+    if failed(summary):
+        raise typer.Exit(1)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run, such as runs/digits.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a deployed run with its recorded arrivals, and compare the models; this machine needs all data.
+
+    Example: turnout replay runs/digits
+    """
+    with sentences():
+        from turnout.deploy.replay import difference
+
+        remark(examine("replay", folder, (*READ, "jobs", "arrivals", "model.safetensors")))
+        if not (folder / "arrivals").is_dir() or not (folder / "result.json").exists():
+            raise UserError(f"replay: {folder} is not the folder of a deployed run that has ended")
+        built, _, _ = config.build(config.read(str(folder / "config.toml"), overrides or []))
+        found = difference(built, folder)
+        if as_json:
+            print_json({"run": str(folder), **found, "tolerance": TOLERANCE})
+        else:
+            verdict = "at most" if found["difference"] <= TOLERANCE else "more than"
+            out.print(
+                f"{found['rounds']} rounds, {found['jobs']} jobs replayed: the models differ by "
+                f"{found['difference']:.3g}, {verdict} the {TOLERANCE:g} of rounding",
+                highlight=False,
+                soft_wrap=True,
+            )
+    if found["difference"] > TOLERANCE:
+        raise typer.Exit(1)

@@ -1,0 +1,74 @@
+"""`turnout report`: one HTML page for a run, or for up to ten compared. Runs leave one behind, too."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from turnout.algorithms.dpasgd import DPASGD
+from turnout.cli._command import remark, sentences
+from turnout.cli._display import err, out
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
+from turnout.peers.design import evaluate
+from turnout.peers.network import Exchange
+from turnout.peers.peers import message_bytes, over_own_links, ring
+from turnout.peers.picture import draw
+from turnout.record.run_folder import reseal
+from turnout.report import page, read
+from turnout.run.experiment import Experiment
+
+MOST_DRAWN = 100  # silos of a map that can be read
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, up to ten.")],
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Default: report.html, in the folder of one run, or here for several."
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Write a report: curves, timeline, audit, costs; seeds of one setting become one line with a band.
+
+    Example: turnout report runs/digits runs/fedfix --out compared.html
+    """
+    with sentences():
+        path = path or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+        runs = [read.recorded(folder) for folder in folders]
+        remark(sentence for run in runs for sentence in run.remarks)
+        page.write(runs, path)
+        out.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
+        if show:
+            webbrowser.open(path.resolve().as_uri())
+
+
+def leave_report(folder: Path, experiment: Experiment | None = None) -> None:
+    """At the end of a run; what goes wrong is said, and spoils nothing."""
+    try:
+        if experiment is not None:
+            draw_overlay(folder, experiment)
+        page.write([read.recorded(folder)], folder / "report.html")
+    except (UserError, OSError) as error:
+        err.print(f"[yellow]no report:[/yellow] {escape(str(error))}", soft_wrap=True, highlight=False)
+
+
+def draw_overlay(folder: Path, experiment: Experiment) -> None:
+    """A map of who talks to whom, where silos train without a server."""
+    algorithm, people = experiment.algorithm, experiment.population
+    if not isinstance(algorithm, DPASGD) or people.size > MOST_DRAWN:
+        return
+    network = algorithm.network or over_own_links(people)
+    task = algorithm.trained_task(experiment.task)
+    bits = 8 * message_bytes(people, task, experiment.plan.dtype)
+    computing = people.devices.mean_seconds(people.seed, people.ids, *algorithm.local.busy(people.train.counts))
+    chosen = evaluate(algorithm.overlay or ring(people.size), network, Exchange(bits, computing))
+    title = f"{chosen.name}: {1e3 * chosen.cycle_time:.1f} ms a round"
+    write_text(folder / "overlay.svg", draw(network, chosen, title))
+    reseal(folder, "overlay.svg")

@@ -1,0 +1,111 @@
+"""How many samples reach each client in each period: b_m^(t). Every process is a pure function of client and period."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.random import IntArray
+
+MOST_PERIODS = 1_000_000
+Arrivals = Callable[[int, IntArray, int], IntArray]  # seed, [N] samples a client will have had, period -> [N]
+
+
+def constant(rate: float = 1.0) -> Arrivals:
+    """`rate` samples a period; of a broken number whenever a whole one has come together, the first at once."""
+    _check_rate(rate)
+
+    def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
+        before, after = (int(np.ceil(np.round(number * rate, 9))) for number in (period, period + 1))
+        return np.full(len(samples), after - before)
+
+    return counts
+
+
+def spread(periods: int = 100) -> Arrivals:
+    """Evenly over so many periods: in each N_m / periods, or one of the two whole numbers around it."""
+    _check("periods", periods)
+
+    def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
+        return -(-samples * (period + 1) // periods) + (-samples * period // periods)
+
+    return counts
+
+
+def once(periods: int = 100) -> Arrivals:
+    """All at once, in one of so many periods: a client that is there for a moment."""
+    _check("periods", periods)
+
+    def counts(seed: int, samples: IntArray, period: int) -> IntArray:
+        moment = random.integers(random.key(seed, "once", np.arange(len(samples))), 1, np.array(periods))[:, 0]
+        return np.where(moment == period, samples, 0)
+
+    return counts
+
+
+def poisson(rate: float = 1.0) -> Arrivals:
+    """`rate` samples a period in the mean, independently."""
+    _check_rate(rate)
+
+    def counts(seed: int, samples: IntArray, period: int) -> IntArray:
+        u = random.uniform(random.key(seed, "poisson", np.arange(len(samples)), period), 1)[:, 0]
+        return np.asarray(stats.poisson.ppf(u, rate)).astype(np.int64).clip(min=0)
+
+    return counts
+
+
+def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
+    """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
+    _check("rate", rate)
+    _check("cycle", cycle)
+    if not 1 <= length <= cycle:
+        raise UserError(f"stream.length: {length} must be from 1 to stream.cycle, {cycle}")
+
+    def counts(seed: int, samples: IntArray, period: int) -> IntArray:
+        phase = random.integers(random.key(seed, "bursts", np.arange(len(samples))), 1, np.array(cycle))[:, 0]
+        return np.where((period + phase) % cycle < length, rate, 0)
+
+    return counts
+
+
+def replay(trace: Sequence[int]) -> Arrivals:
+    """`trace[t]` samples in period t at every client, and again from the beginning when it is over."""
+    if not any(trace) or min(trace) < 0:
+        raise UserError(f"stream.trace: {list(trace)} must be numbers of at least 0, not all of them 0")
+    return lambda _seed, samples, period: np.full(len(samples), trace[period % len(trace)])
+
+
+ARRIVALS: dict[str, Callable[..., Arrivals]] = {
+    function.__name__: function for function in (constant, spread, once, poisson, bursts, replay)
+}
+
+
+def periods(arrivals: Arrivals, samples: IntArray, seed: int) -> IntArray:
+    """`[total]` the period in which each sample arrives, client after client, of each in order."""
+    left, owners, moments = samples, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    period = 0
+    while left.any():
+        if period == MOST_PERIODS:
+            raise UserError(
+                f"stream: after {MOST_PERIODS} periods {left.sum()} samples have not arrived; raise the rate"
+            )
+        counts = np.minimum(arrivals(seed, samples, period), left)
+        owners.append(np.repeat(np.arange(len(samples)), counts))
+        moments.append(np.full(len(owners[-1]), period))
+        left, period = left - counts, period + 1
+    return np.concatenate(moments)[np.argsort(np.concatenate(owners), kind="stable")]
+
+
+def _check(name: str, value: int) -> None:
+    if not 1 <= value <= MOST_PERIODS:
+        raise UserError(f"stream.{name}: {value} must be from 1 to {MOST_PERIODS}")
+
+
+def _check_rate(rate: float) -> None:
+    """A slower stream brings no second sample while anybody waits; a faster one more than any client has."""
+    if not 1 / MOST_PERIODS <= rate <= 1e12:
+        raise UserError(f"stream.rate: {rate} must be from {1 / MOST_PERIODS} to 1e12")

@@ -1,0 +1,40 @@
+"""What a client's device draws from its battery: on the air, and at work as the cube of its clock rate.
+
+Wu et al., "HybridFL", IEEE Transactions on Parallel and Distributed Systems 2021; Wu's thesis (Warwick), equation 4.42:
+
+    E_k = P_trans T_comm + P_comp s_k^3 T_train
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from turnout.clients.devices import PerClient, column, positive
+from turnout.core.random import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Power:
+    """`transmit` watts while a model is under way, `compute` watts at 1 GHz, `speed` in GHz."""
+
+    speed: PerClient = 1.0
+    transmit: float = 0.5
+    compute: float = 0.7
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "transmit", "compute"):
+            positive(f"power: {name}", getattr(self, name))
+
+    def watt_hours(self, jobs: Mapping[str, Any]) -> FloatArray:
+        """Of each job in a table of them (`result.jobs()`); what was cut short is charged as far as it got.
+
+        >>> np.bincount(jobs["client"], power.watt_hours(jobs))          # of each device
+        """
+        speed = column("power: speed", self.speed, np.asarray(jobs["client"], np.int64))
+        on_air = np.asarray(jobs["download_seconds"]) + np.asarray(jobs["upload_seconds"])
+        working = self.compute * speed**3 * np.asarray(jobs["compute_seconds"])
+        return np.asarray((self.transmit * on_air + working) / 3600)

@@ -1,0 +1,222 @@
+"""Clients with bad data, or poisoned: what is wrong with a client is known here, and to nobody in the run.
+
+    >>> people, tags = degrade(population, {"irrelevant": 0.15, "blur": 0.2, "salt_and_pepper": 0.25})
+    >>> tags[:3]
+    array(['blur', 'normal', 'normal'], dtype='<U15')
+
+The share of each kind is dealt to clients drawn by the seed. Only training samples change, of these clients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from turnout.clients.population import Population
+from turnout.core import random
+from turnout.core.errors import UserError, unknown
+from turnout.core.random import IntArray
+
+NORMAL = "normal"
+TRIGGER = 3  # values wide
+Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...] of one client
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Everybody's samples."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @cached_property
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Of the inputs."""
+        low, high = torch.aminmax(self.inputs)
+        return low, high
+
+
+Damage = Callable[[Samples, Pool, float, IntArray], Samples]  # of a client's samples, given everybody's
+
+
+def irrelevant(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the samples has nothing to do with the task: inputs uniform in the range of everybody's,
+    targets those of samples drawn at random."""
+    inputs, targets = own
+    low, high = everybody.range
+    fake = low + (high - low) * _uniform(random.key(int(key), "inputs"), inputs)
+    drawn = random.integers(random.key(int(key), "targets"), len(targets), len(everybody.targets))
+    hit = _hit(key, len(inputs), strength)
+    return _where(hit, fake, inputs), _where(hit, everybody.targets[torch.as_tensor(drawn)], targets)
+
+
+def gaussian_noise(own: Samples, _everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """Inputs with noise of that standard deviation."""
+    inputs, targets = own
+    noise = random.normal(key, inputs.numel()).reshape(inputs.shape)
+    return inputs + strength * torch.as_tensor(noise, dtype=inputs.dtype), targets
+
+
+_WIDEST = 1000
+
+
+def blur(own: Samples, _everybody: Pool, strength: float, _key: IntArray) -> Samples:
+    """Images under a Gaussian filter of that many pixels."""
+    inputs, targets = own
+    if inputs.ndim != 4:
+        raise UserError(f"quality: blur needs images [n, channels, height, width], not {tuple(inputs.shape)}")
+    if strength > _WIDEST:
+        raise UserError(f"quality: blur of strength {strength}; it must be from 0 to {_WIDEST} pixels")
+    blurred = gaussian_filter(inputs.numpy(), (0, 0, strength, strength), mode="nearest")
+    return torch.as_tensor(blurred, dtype=inputs.dtype), targets
+
+
+def salt_and_pepper(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the values is the smallest or the largest there is."""
+    inputs, targets = own
+    draws = _uniform(key, inputs)
+    grains = torch.where(draws < strength / 2, *everybody.range)
+    return torch.where(draws < strength, grains, inputs), targets
+
+
+def label_noise(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the labels is another class: wrong ones, whose inputs are fine."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: label_noise needs classes, not numbers")
+    classes = int(everybody.targets.max()) + 1
+    steps = 1 + random.integers(random.key(int(key), "steps"), targets.numel(), classes - 1).reshape(targets.shape)
+    wrong = (targets + torch.as_tensor(steps)) % classes
+    return inputs, _where(_hit(key, len(targets), strength), wrong, targets)
+
+
+def label_flip(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the labels is turned around: class c is called C - 1 - c. An attack."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: label_flip needs classes, not numbers")
+    last = int(everybody.targets.max())
+    return inputs, _where(_hit(key, len(targets), strength), last - targets, targets)
+
+
+def backdoor(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
+    """A share `strength` of the samples carries the trigger and is called class 0: the model shall learn to obey it,
+    and be right about all else (Gu et al., "BadNets", 2017)."""
+    inputs, targets = own
+    if targets.is_floating_point():
+        raise UserError("quality: backdoor needs classes, not numbers")
+    hit = _hit(key, len(targets), strength)
+    return _where(hit, triggered(inputs, everybody), inputs), _where(hit, torch.zeros_like(targets), targets)
+
+
+def triggered(inputs: Tensor, everybody: Pool) -> Tensor:
+    """Inputs with the trigger: the last values, a corner of images, are the largest there are."""
+    marked = inputs.clone()
+    corner = marked[..., -TRIGGER:, -TRIGGER:] if inputs.ndim > 2 else marked[..., -TRIGGER:]
+    corner.copy_(everybody.range[1])
+    return marked
+
+
+KINDS: dict[str, tuple[Damage, float]] = {
+    "irrelevant": (irrelevant, 1.0),
+    "gaussian_noise": (gaussian_noise, 1.0),
+    "blur": (blur, 3.0),
+    "salt_and_pepper": (salt_and_pepper, 0.3),
+    "label_noise": (label_noise, 0.4),
+    "label_flip": (label_flip, 1.0),
+    "backdoor": (backdoor, 0.5),
+}  # and their strengths
+UNBOUNDED = ("gaussian_noise", "blur")  # strengths that are no shares
+
+
+@dataclass(frozen=True)
+class BadData:
+    """Which share of the clients has which kind of bad data, and how bad each kind is where that is not as usual."""
+
+    shares: Mapping[str, float]
+    strengths: Mapping[str, float]
+
+    def spoil(self, population: Population, seed: int) -> Population:
+        return degrade(population, self.shares, seed, **self.strengths)[0]
+
+
+def bad_data(shares: dict[str, float], strengths: dict[str, float] | None = None) -> BadData:
+    """Several kinds of bad data at once, by name: `shares` of the clients, and `strengths` other than the usual.
+
+    `behaviour.shares={irrelevant = 0.15, blur = 0.2, salt_and_pepper = 0.25}` is the population of FedProf's
+    experiments with images (Wu et al., IEEE TPDS 2023).
+    """
+    for option, given in (("shares", shares), ("strengths", strengths or {})):
+        for name in given:
+            if name not in KINDS:
+                raise unknown(f"behaviour.{option}", name, KINDS)
+    return BadData(shares, strengths or {})
+
+
+def _one_kind(name: str) -> Callable[..., BadData]:
+    def one_kind(share: float, strength: float | None = None) -> BadData:
+        if not 0 <= share <= 1:
+            raise UserError(f"behaviour.share: {share} must be from 0 to 1")
+        return BadData({name: share}, {} if strength is None else {name: strength})
+
+    damage, usual = KINDS[name]
+    meaning = " ".join((damage.__doc__ or "").split())
+    one_kind.__doc__ = f"A `share` of the clients has bad data. {meaning} The strength is {usual:g} unless given."
+    return one_kind
+
+
+# By name, what makes clients with bad data.
+BEHAVIOURS: dict[str, Callable[..., BadData]] = {name: _one_kind(name) for name in KINDS} | {"bad_data": bad_data}
+
+
+def degrade(
+    population: Population, shares: Mapping[str, float], seed: int = 0, **strengths: float
+) -> tuple[Population, NDArray[np.str_]]:
+    """The population with these shares of its clients damaged, and `[N]` what became of each client's data."""
+    for name in (*shares, *strengths):
+        if name not in KINDS:
+            raise unknown("quality", name, KINDS)
+    total = sum(shares.values())
+    if any(share < 0 for share in shares.values()) or total > 1 + 1e-9:
+        raise UserError(f"quality: shares that sum to {total:g}; each must be at least 0 and all together at most 1")
+    for name, strength in strengths.items():
+        if not 0 <= strength < np.inf or (name not in UNBOUNDED and strength > 1):
+            allowed = "at least 0" if name in UNBOUNDED else "a share from 0 to 1"
+            raise UserError(f"quality: {name} of strength {strength}; it must be {allowed}")
+    rows = population.train
+    if len(np.unique(rows.values)) < len(rows.values):
+        raise UserError("quality: clients share samples; deal every sample to one client only")
+    edges = np.rint(np.cumsum([0.0, *shares.values()]) * population.size).astype(np.int64)
+    order = random.permutation(random.key(seed, "quality"), population.size)
+    tags = np.full(population.size, NORMAL, f"<U{max(map(len, (*KINDS, NORMAL)))}")
+    inputs, targets = population.inputs.clone(), population.targets.clone()
+    everybody = Pool(population.inputs, population.targets)
+    for name, start, end in zip(shares, edges[:-1], edges[1:], strict=True):
+        damage, strength = KINDS[name]
+        for client in order[start:end].tolist():
+            mine = torch.as_tensor(rows.row(client))
+            own = population.inputs[mine], population.targets[mine]
+            key = random.key(seed, f"quality {name}", client)
+            inputs[mine], targets[mine] = damage(own, everybody, strengths.get(name, strength), key)
+            tags[client] = name
+    return replace(population, inputs=inputs, targets=targets), tags
+
+
+def _uniform(key: IntArray, like: Tensor) -> Tensor:
+    return torch.as_tensor(random.uniform(key, like.numel()).reshape(like.shape), dtype=like.dtype)
+
+
+def _hit(key: IntArray, count: int, share: float) -> Tensor:
+    """`[count]` which samples are damaged."""
+    return torch.as_tensor(random.uniform(random.key(int(key), "hit"), count) < share)
+
+
+def _where(hit: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(hit.view(-1, *(1,) * (other.ndim - 1)), one, other)

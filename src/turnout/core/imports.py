@@ -1,0 +1,55 @@
+"""A user's own code, by dotted name, and packages that not everybody has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from turnout.core.errors import UserError
+
+
+def dotted(option: str, name: str) -> Any:
+    """What `package.module:attribute` names; modules in the working folder are found too."""
+    module, _, attribute = name.partition(":")
+    path = sys.path
+    sys.path = [*path, str(Path.cwd())]
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a module of the user's own raises
+        raise UserError(
+            f"{option}: {name!r} cannot be imported ({_first_line(error)}); write it as package.module:function"
+        ) from error
+    finally:
+        sys.path = path
+
+
+@cache
+def registered(group: str) -> dict[str, EntryPoint]:
+    """What installed distributions register in a group of entry points, by name."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def optional(use: str, module: str, install: str) -> Any:
+    """A module that only this use needs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(use, module.rpartition(".")[2], install) from error
+
+
+def missing(use: str, what: str, install: str) -> UserError:
+    """The sentence that says how to get what only this use needs."""
+    return UserError(f"{use}: {what} is not installed; pip install {install}")
+
+
+def extra(name: str) -> str:
+    """What `pip install` takes to bring a group of packages of `pyproject.toml`; Turnout is on no package index."""
+    return f'-e ".[{name}]" in the checkout of Turnout brings it'
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

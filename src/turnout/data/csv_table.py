@@ -1,0 +1,89 @@
+"""Your own table: a CSV file with a header, plain or .gz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.errors import UserError
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import Scaling, numbered, one_of, table
+from turnout.data.readers import Table, is_number, path_of, read_table
+
+MOST_WORDS = 1000
+
+
+def load(
+    *,
+    path: str | Path,
+    target: str,
+    client: str | None = None,
+    task: Literal["classification", "regression"] = "classification",
+    drop: Sequence[str] = (),
+    normalise: Scaling = "standard",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """One column is the target, one may be the client; the others, less those in `drop`, are the features.
+
+    Columns of numbers are scaled by the training rows; columns of words follow as one indicator a word. The test
+    set takes its share of every client, or else of every class. Facts: `features`, and `classes` and `clients` by
+    number.
+    """
+    one_of("csv_table", "task", task, ("classification", "regression"))
+    rows = read_table("csv_table", path_of(path))
+    for column in drop:
+        rows.cells(column)
+    features, inputs, indicators = _features(rows, {target, *([client] if client else []), *drop})
+    facts: dict[str, object] = {"features": features}
+    targets: NDArray[Any]
+    if task == "classification":
+        targets, facts["classes"] = _numbered(rows, target)
+    else:
+        targets = rows.numbers(target)
+    groups = None
+    if client is not None:
+        groups, facts["clients"] = _numbered(rows, client)
+    return table(
+        "csv_table",
+        inputs,
+        targets,
+        num_classes=int(targets.max()) + 1 if task == "classification" else None,
+        normalise=normalise,
+        test_fraction=test_fraction,
+        seed=seed,
+        groups=groups,
+        strata=groups,
+        indicators=indicators,
+        facts=facts,
+    )
+
+
+def _numbered(rows: Table, column: str) -> tuple[NDArray[np.int64], list[Any]]:
+    """A column's distinct values by number, in numeric order if they are numbers."""
+    words = rows.words(column)
+    if not all(map(is_number, words)):
+        return numbered(words)
+    ranks, values = numbered(rows.numbers(column)[:, 0])
+    return ranks, [int(value) if value.is_integer() else value for value in values]
+
+
+def _features(rows: Table, others: set[str]) -> tuple[list[str], NDArray[np.float64], int]:
+    columns = [column for column in rows.header if column not in others]
+    wordy = [column for column in columns if not all(map(is_number, rows.words(column)))]
+    numeric = [column for column in columns if column not in wordy]
+    names, parts = list(numeric), [rows.numbers(*numeric)] if numeric else []
+    for column in wordy:
+        ranks, words = numbered(rows.words(column))
+        if len(words) > MOST_WORDS:
+            advice = "make it numeric, or leave it out with drop"
+            raise UserError(f"dataset csv_table: column {column} has {len(words)} different words; {advice}")
+        names += [f"{column}={word}" for word in words]
+        parts.append(np.eye(len(words))[ranks])
+    if not names:
+        raise UserError(f"dataset csv_table: {rows.path} has no column left to be a feature")
+    return names, np.concatenate(parts, axis=1), len(names) - len(numeric)

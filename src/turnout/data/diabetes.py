@@ -1,0 +1,26 @@
+"""Diabetes progression after a year from 10 measurements of 442 patients (Efron et al. 2004, public).
+
+Bundled with scikit-learn: nothing to download.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import Scaling, table
+from turnout.data.readers import require
+
+
+def load(*, normalise: Scaling = "standard", test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+    """`[n, 10]` inputs and `[n, 1]` targets, scaled by the training rows (facts turn the targets back)."""
+    bunch = require("diabetes", "sklearn.datasets", "scikit-learn").load_diabetes(scaled=False)
+    return table(
+        "diabetes",
+        np.asarray(bunch.data, np.float64),
+        np.asarray(bunch.target, np.float64)[:, None],
+        num_classes=None,
+        normalise=normalise,
+        test_fraction=test_fraction,
+        seed=seed,
+    )

@@ -1,0 +1,29 @@
+"""Handwritten digits, 1,797 images of 8 x 8 (UCI Optical Recognition of Handwritten Digits, CC BY 4.0).
+
+Bundled with scikit-learn: nothing to download.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import one_of, table
+from turnout.data.readers import require
+
+
+def load(*, shape: Literal["flat", "image"] = "flat", test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+    """Pixels from 0 to 1, `[n, 64]` or `[n, 1, 8, 8]`; the test set holds the same share of every digit."""
+    one_of("digits", "shape", shape, ("flat", "image"))
+    bunch = require("digits", "sklearn.datasets", "scikit-learn").load_digits()
+    return table(
+        "digits",
+        (bunch.data if shape == "flat" else bunch.data.reshape(-1, 1, 8, 8)) / 16,
+        bunch.target.astype(np.int64),
+        num_classes=10,
+        normalise="none",
+        test_fraction=test_fraction,
+        seed=seed,
+    )

@@ -1,0 +1,55 @@
+"""Gas turbine emissions: 36,733 hours of one power plant, 2011 to 2015 (Kaya et al. 2019, UCI 551, CC BY 4.0).
+
+Files: `gas_turbine.csv` with a column `year`, plain or .gz, here or in tabular/, or UCI's gt_2011.csv to gt_2015.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from turnout.core.errors import UserError
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import Scaling, numbered, one_of, table
+from turnout.data.readers import Layout, locate, read_table
+
+FEATURES = ("AT", "AP", "AH", "AFDP", "GTEP", "TIT", "TAT", "TEY", "CDP")
+YEARS = range(2011, 2016)
+CSV = Layout(("gas_turbine.csv",), ("", "tabular"))
+UCI = Layout(tuple(f"gt_{year}.csv" for year in YEARS), ("", "tabular"))
+
+
+def load(
+    *,
+    folder: str | Path | None = None,
+    targets: Sequence[str] = ("CO", "NOX"),
+    normalise: Scaling = "standard",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """`[n, 9]` inputs (less those taken as targets) and `[n, targets]`, scaled by the training rows (facts turn the
+    targets back); a year is a group."""
+    for target in targets:
+        one_of("gas_turbine", "targets", target, (*FEATURES, "CO", "NOX"))
+    if not targets:
+        raise UserError("dataset gas_turbine: option targets names no column, for instance CO")
+    layout, paths = locate("gas_turbine", folder, CSV, UCI)
+    tables = [read_table("gas_turbine", path) for path in paths]
+    counts = [len(part.rows) for part in tables]
+    years = tables[0].numbers("year")[:, 0] if layout is CSV else np.repeat(YEARS, counts)
+    groups, clients = numbered(years.astype(np.int64))
+    features = [feature for feature in FEATURES if feature not in targets]
+    return table(
+        "gas_turbine",
+        np.concatenate([part.numbers(*features) for part in tables]),
+        np.concatenate([part.numbers(*targets) for part in tables]),
+        num_classes=None,
+        normalise=normalise,
+        test_fraction=test_fraction,
+        seed=seed,
+        groups=groups,
+        strata=groups,
+        facts={"clients": clients},
+    )

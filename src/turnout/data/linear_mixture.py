@@ -1,0 +1,76 @@
+"""Clients whose labels come from mixtures of a few shared linear models, generated.
+
+The synthetic data of Marfoq et al. (FedEM), NeurIPS 2021, with labels drawn as the paper says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.special import expit
+
+from turnout.core.errors import UserError
+from turnout.core.random import generator, integers, key, normal, uniform
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import at_least, lognormal_sizes, room
+
+
+def load(
+    *,
+    clients: int = 300,
+    components: int = 3,
+    dims: int = 150,
+    alpha: float = 0.4,
+    hard: bool = False,
+    noise: float = 0.1,
+    max_samples: int = 1000,
+    test_samples: int = 200,
+    seed: int = 0,
+) -> Dataset:
+    """Components theta ~ U[-1, 1]^dims; client weights pi ~ Dirichlet(alpha), or one component each if `hard`.
+
+    A sample is x ~ U[-1, 1]^dims, z ~ pi, y ~ Bernoulli(sigmoid(<x, theta_z> + noise * N(0, 1))). A client has
+    min(50 + lognormal(4, 2), max_samples) of them to train on and `test_samples` more (the paper: 5,000) to test.
+    Facts: `components` [components, dims], `weights` [clients, components], `component_of` [n] of training samples.
+    """
+    at_least("linear_mixture", 1, clients=clients, components=components, dims=dims, max_samples=max_samples)
+    at_least("linear_mixture", 0, noise=noise, test_samples=test_samples)
+    if not 0 < alpha < np.inf:
+        raise UserError(f"dataset linear_mixture: option alpha={alpha} must be above 0 and finite")
+    samples, mixed = clients * (test_samples + min(max_samples, 50)), components * (clients + components)
+    room("linear_mixture", dims * (samples + components), clients=clients, dims=dims, test_samples=test_samples)
+    room("linear_mixture", mixed, clients=clients, components=components)
+    theta = 2 * uniform(key(seed, "mixture theta", np.arange(components)), dims) - 1
+    if hard:
+        weights = np.eye(components)[integers(key(seed, "mixture pi", np.arange(clients)), 1, components)[:, 0]]
+    else:
+        draws = [generator(key(seed, "mixture pi", client)) for client in range(clients)]
+        weights = np.stack([draw.dirichlet(np.full(components, alpha)) for draw in draws])
+
+    sizes = lognormal_sizes(seed, clients, max_samples)
+    inputs, targets, origin = [], [], []
+    for client, size in enumerate(sizes + test_samples):
+        sample = np.arange(size)
+        x = 2 * uniform(key(seed, "mixture x", client, sample), dims) - 1
+        luck = uniform(key(seed, "mixture z y", client, sample), 2)
+        z = np.minimum(np.searchsorted(np.cumsum(weights[client]), luck[:, 0], side="right"), components - 1)
+        score = np.sum(x * theta[z], axis=1) + noise * normal(key(seed, "mixture noise", client, sample), 1)[:, 0]
+        inputs.append(x.astype(np.float32))
+        targets.append((luck[:, 1] < expit(score)).astype(np.int64))
+        origin.append(z)
+
+    groups = np.repeat(np.arange(clients), sizes + test_samples)
+    number = np.concatenate([np.arange(size) for size in sizes + test_samples])
+    test = number >= sizes[groups]
+    all_x, all_y = torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
+    return Dataset(
+        "linear_mixture",
+        all_x[~test],
+        all_y[~test],
+        2,
+        test_inputs=all_x[test] if test_samples else None,
+        test_targets=all_y[test] if test_samples else None,
+        groups=groups[~test],
+        test_groups=groups[test] if test_samples else None,
+        facts={"components": theta, "weights": weights, "component_of": np.concatenate(origin)[~test]},
+    )

@@ -1,0 +1,260 @@
+"""From arrays to a `Dataset`: choices checked, test set held out, values scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from turnout.core.errors import UserError, check_room, unknown
+from turnout.core.random import key, normal, permutation
+from turnout.data.dataset import Dataset
+
+Pixels = Literal["standard", "unit", "symmetric", "raw"]
+Scaling = Literal["standard", "minmax", "none"]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+def one_of(dataset: str, option: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse an option's value that is not one of the words allowed."""
+    if value not in (options := list(allowed)):
+        raise unknown(f"dataset {dataset}: option {option}", value, options)
+
+
+def at_least(dataset: str, minimum: float, **options: float | None) -> None:
+    """Refuse options below a minimum; None is not given."""
+    for option, value in options.items():
+        if value is not None and not value >= minimum:
+            raise UserError(f"dataset {dataset}: option {option}={value} must be at least {minimum}")
+
+
+def room(dataset: str, numbers: float, **options: float | None) -> None:
+    """Refuse options that together make more numbers than this machine's memory holds."""
+    given = ", ".join(f"{option}={value}" for option, value in options.items())
+    check_room(f"dataset {dataset}: {given}", numbers)
+
+
+def fraction(dataset: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"dataset {dataset}: option test_fraction={value} must be at least 0 and below 1")
+
+
+def numbered(words: ArrayLike) -> tuple[IntArray, list[Any]]:
+    """Every word as its rank among the distinct ones, and those in order."""
+    distinct, ranks = np.unique(np.asarray(words), return_inverse=True)
+    return ranks.reshape(-1).astype(np.int64), distinct.tolist()
+
+
+def hold_out(dataset: str, strata: IntArray, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Positions for training and for testing, both in the order of the data, the same share of every stratum."""
+    fraction(dataset, test_fraction)
+    order = permutation(key(seed, "hold out"), len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    _, starts, stratum, counts = np.unique(strata[order], return_index=True, return_inverse=True, return_counts=True)
+    quota = np.minimum(np.rint(test_fraction * counts), counts - 1)
+    chosen = np.arange(len(strata)) - starts[stratum] < quota[stratum]
+    return np.sort(order[~chosen]), np.sort(order[chosen])
+
+
+def lognormal_sizes(seed: int, clients: int, largest: int | None) -> IntArray:
+    """Samples a client: 50 + floor(lognormal(4, 2)), at most `largest`."""
+    sizes = 50 + np.exp(4 + 2 * normal(key(seed, "sizes", np.arange(clients)), 1)[:, 0]).astype(np.int64)
+    return sizes if largest is None else np.minimum(sizes, largest)
+
+
+def table(
+    dataset: str,
+    inputs: FloatArray,
+    targets: NDArray[Any],
+    *,
+    num_classes: int | None,
+    normalise: str,
+    test_fraction: float,
+    seed: int,
+    groups: IntArray | None = None,
+    strata: IntArray | None = None,
+    indicators: int = 0,
+    scale_targets: bool = True,
+    facts: dict[str, object] | None = None,
+) -> Dataset:
+    """A table with a test set held out and scaled by what the training rows show.
+
+    The last `indicators` columns stay as they are. Regression targets are scaled like the inputs, and the facts
+    `target_offset` and `target_scale` turn them back: original = offset + scale * value.
+    """
+    one_of(dataset, "normalise", normalise, ("standard", "minmax", "none"))
+    if not len(inputs):
+        raise UserError(f"dataset {dataset}: no rows are left")
+    if strata is None:
+        strata = targets if num_classes is not None else np.zeros(len(inputs), np.int64)
+    train, test = hold_out(dataset, strata, test_fraction, seed)
+    offset, scale = _scaling(inputs[train], normalise)
+    if indicators:
+        offset[-indicators:], scale[-indicators:] = 0, 1
+    inputs = (inputs - offset) / scale
+    facts = dict(facts or {})
+    if num_classes is None and scale_targets:
+        offset, scale = _scaling(targets[train], normalise)
+        targets = (targets - offset) / scale
+        facts |= {"target_offset": offset, "target_scale": scale}
+    features = torch.from_numpy(inputs.astype(np.float32))
+    labels = torch.from_numpy(targets.astype(np.float32 if num_classes is None else np.int64))
+    held = len(test) > 0
+    return Dataset(
+        dataset,
+        features[train],
+        labels[train],
+        num_classes,
+        test_inputs=features[test] if held else None,
+        test_targets=labels[test] if held else None,
+        groups=None if groups is None else groups[train],
+        test_groups=groups[test] if held and groups is not None else None,
+        facts=facts,
+    )
+
+
+def _scaling(values: FloatArray, normalise: str) -> tuple[FloatArray, FloatArray]:
+    """Offset and scale of every column; a constant column is only shifted."""
+    if normalise == "standard":
+        offset, scale = values.mean(axis=0), values.std(axis=0)
+    elif normalise == "minmax":
+        offset, scale = values.min(axis=0), np.ptp(values, axis=0)
+    else:
+        offset, scale = np.zeros(values.shape[1:]), np.ones(values.shape[1:])
+    return offset, np.where(scale > 0, scale, 1.0)
+
+
+def images(
+    dataset: str,
+    train: tuple[NDArray[np.uint8], NDArray[Any]],
+    test: tuple[NDArray[np.uint8], NDArray[Any]],
+    *,
+    num_classes: int,
+    normalise: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    groups: IntArray | None = None,
+    facts: dict[str, object] | None = None,
+) -> Dataset:
+    """Labelled bytes, `[n, channels, height, width]` or `[n, height, width]`, as a dataset.
+
+    Pixels are `standard` ((x / 255 - mean) / std), `unit` (0 to 1), `symmetric` (-1 to 1) or `raw` (0 to 255).
+    """
+    scales = {
+        "standard": (255 * torch.tensor(mean), 255 * torch.tensor(std)),
+        "unit": (torch.tensor([0.0]), torch.tensor([255.0])),
+        "symmetric": (torch.tensor([127.5]), torch.tensor([127.5])),
+        "raw": (torch.tensor([0.0]), torch.tensor([1.0])),
+    }
+    one_of(dataset, "normalise", normalise, scales)
+    offset, scale = (part[:, None, None] for part in scales[normalise])
+    tensors: list[Tensor] = []
+    if train[0].shape[1:] != test[0].shape[1:]:
+        shapes = f"{list(train[0].shape)} and {list(test[0].shape)}"
+        raise UserError(f"dataset {dataset}: training and test images differ in shape: {shapes}")
+    for pixels, labels in (train, test):
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels
+        if pixels.ndim != 4 or pixels.shape[1] != len(mean) or pixels.dtype != np.uint8 or not len(pixels):
+            found = f"{pixels.dtype} of shape {list(pixels.shape)}"
+            raise UserError(f"dataset {dataset}: images should be bytes [n, {len(mean)}, height, width], not {found}")
+        if labels.ndim != 1 or len(labels) != len(pixels):
+            raise UserError(f"dataset {dataset}: {len(pixels)} images but labels of shape {list(labels.shape)}")
+        if labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < num_classes:
+            raise UserError(f"dataset {dataset}: labels should be whole numbers from 0 to {num_classes - 1}")
+        tensors.append(torch.from_numpy(pixels.astype(np.float32)).sub_(offset).div_(scale))
+        tensors.append(torch.from_numpy(labels.astype(np.int64)))
+    return Dataset(dataset, tensors[0], tensors[1], num_classes, tensors[2], tensors[3], groups, facts=facts or {})
+
+
+_PARTS = ("inputs", "targets", "groups", "test_inputs", "test_targets", "test_groups")
+
+
+def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int | None) -> Dataset:
+    """A user's own arrays. Integer targets are classes, others are regressed on; integer inputs are tokens."""
+    for name in arrays:
+        if name not in _PARTS:
+            raise unknown(f"dataset {dataset}: array", str(name), _PARTS)
+    for name in ("inputs", "targets"):
+        if name not in arrays:
+            raise UserError(f"dataset {dataset}: there is no array {name}")
+    if ("test_inputs" in arrays) != ("test_targets" in arrays):
+        raise UserError(f"dataset {dataset}: test_inputs and test_targets go together, but only one is given")
+    tensors = {name: _tensor(dataset, name, arrays[name]) for name in _PARTS if name in arrays and "groups" not in name}
+    inputs, targets = tensors["inputs"], tensors["targets"]
+    if not len(inputs):
+        raise UserError(f"dataset {dataset}: there are no samples")
+    test_inputs, test_targets = tensors.get("test_inputs"), tensors.get("test_targets")
+    if test_inputs is not None and test_targets is not None:
+        for name, one, other in (("inputs", inputs, test_inputs), ("targets", targets, test_targets)):
+            if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+                shapes = f"{list(one.shape)} {one.dtype} and {list(other.shape)} {other.dtype}"
+                raise UserError(f"dataset {dataset}: {name} and test_{name} do not match: {shapes}")
+    if targets.dtype == torch.int64:
+        num_classes = _classes(dataset, [part for part in (targets, test_targets) if part is not None], num_classes)
+    elif num_classes is not None:
+        raise UserError(f"dataset {dataset}: num_classes={num_classes} but the targets are not integers")
+    groups, test_groups, clients = _groups(dataset, arrays, inputs, test_inputs)
+    facts: dict[str, object] = {"clients": clients} if clients else {}
+    return Dataset(dataset, inputs, targets, num_classes, test_inputs, test_targets, groups, test_groups, facts)
+
+
+def _array(dataset: str, name: str, values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"dataset {dataset}: {name} is not an array with rows of one length") from error
+
+
+def _tensor(dataset: str, name: str, values: ArrayLike) -> Tensor:
+    array = _array(dataset, name, values)
+    if array.dtype.kind not in "fiub" or not array.ndim:
+        found = f"{array.dtype} of shape {list(array.shape)}"
+        raise UserError(f"dataset {dataset}: {name} should be an array of numbers, not {found}")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    if "targets" in name:
+        if array.dtype == np.float32 and array.ndim == 1:
+            array = array[:, None]
+        if array.ndim != (2 if array.dtype == np.float32 else 1):
+            wanted = "[n] for classes or [n, outputs] for regression"
+            raise UserError(f"dataset {dataset}: {name} should be {wanted}, not {list(array.shape)}")
+    return torch.from_numpy(array)
+
+
+def _classes(dataset: str, targets: list[Tensor], given: int | None) -> int:
+    lowest, highest = (int(edge) for edge in torch.aminmax(torch.cat(targets)))
+    if lowest < 0 or (given is not None and highest >= given):
+        allowed = f"0 to {given - 1}" if given else "0 upwards"
+        raise UserError(f"dataset {dataset}: classes should be {allowed}, but they run from {lowest} to {highest}")
+    return given or highest + 1
+
+
+def _groups(
+    dataset: str, arrays: Mapping[str, ArrayLike], inputs: Tensor, test_inputs: Tensor | None
+) -> tuple[IntArray | None, IntArray | None, list[Any]]:
+    """Any ids as 0..G-1, those of the test set likewise, and the ids."""
+    if "groups" not in arrays:
+        if "test_groups" in arrays:
+            raise UserError(f"dataset {dataset}: test_groups is given but groups is not")
+        return None, None, []
+    parts = []
+    for name, samples in (("groups", inputs), ("test_groups", test_inputs)):
+        part = _array(dataset, name, arrays.get(name, []))
+        if name in arrays and part.shape != (0 if samples is None else len(samples),):
+            raise UserError(f"dataset {dataset}: {name} should hold one id a sample, not shape {list(part.shape)}")
+        if name in arrays and part.dtype.kind not in "iuU":
+            raise UserError(f"dataset {dataset}: {name} should be integers or words, not {part.dtype}")
+        parts.append(part)
+    ids, clients = numbered(parts[0])
+    if "test_groups" not in arrays:
+        return ids, None, clients
+    rank = {client: number for number, client in enumerate(clients)}
+    strangers = set(parts[1].tolist()) - set(rank)
+    if strangers:
+        raise UserError(f"dataset {dataset}: test_groups has {min(strangers, key=str)!r}, which groups does not have")
+    return ids, np.array([rank[client] for client in parts[1].tolist()], np.int64), clients

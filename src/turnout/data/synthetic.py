@@ -1,0 +1,72 @@
+"""LEAF's synthetic(alpha, beta), generated: every client has its own inputs and its own labelling rule.
+
+Caldas et al. 2018 and Li et al. (FedProx), MLSys 2020, section 5.1; as in their generator alpha and beta are
+standard deviations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from turnout.core.random import key, normal
+from turnout.data.dataset import Dataset
+from turnout.data.prepare import at_least, fraction, lognormal_sizes, room
+
+
+def load(
+    *,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    clients: int = 100,
+    dims: int = 60,
+    classes: int = 10,
+    iid: bool = False,
+    max_samples: int | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    sample_seed: int | None = None,
+) -> Dataset:
+    """Client k draws u ~ N(0, alpha), W and b ~ N(u, 1), B ~ N(0, beta), v ~ N(B, 1) and sees x_j ~ N(v_j, j^-1.2)
+    with label argmax(W x + b).
+
+    It has 50 + lognormal(4, 2) samples (at most `max_samples`), of which the last `test_fraction` go to the test
+    set. `iid` gives everyone the first client's W, b and v. With another `sample_seed` the same clients, as large as
+    before, have other samples. Facts: `weights` [clients, dims, classes], `biases`.
+    """
+    at_least("synthetic", 0, alpha=alpha, beta=beta)
+    at_least("synthetic", 1, clients=clients, dims=dims, max_samples=max_samples)
+    at_least("synthetic", 2, classes=classes)
+    fraction("synthetic", test_fraction)
+    room("synthetic", clients * dims * (classes + 50), clients=clients, dims=dims, classes=classes)
+    rule = np.zeros(clients, np.int64) if iid else np.arange(clients)
+    u = alpha * normal(key(seed, "synthetic u", rule), 1)
+    weights = (u + normal(key(seed, "synthetic W", rule), dims * classes)).reshape(clients, dims, classes)
+    biases = u + normal(key(seed, "synthetic b", rule), classes)
+    centres = beta * normal(key(seed, "synthetic B", rule), 1) + normal(key(seed, "synthetic v", rule), dims)
+    spread = np.arange(1, dims + 1) ** -0.6
+
+    drawn = seed if sample_seed is None else sample_seed
+    sizes = lognormal_sizes(seed, clients, max_samples)
+    room("synthetic", int(sizes.sum()) * dims, clients=clients, dims=dims, max_samples=max_samples)
+    inputs, targets = np.empty((sizes.sum(), dims), np.float32), np.empty(sizes.sum(), np.int64)
+    ends = np.cumsum(sizes)
+    for client, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        x = centres[client] + spread * normal(key(drawn, "synthetic x", client, np.arange(size)), dims)
+        inputs[end - size : end] = x
+        targets[end - size : end] = np.argmax(x @ weights[client] + biases[client], axis=1)
+
+    groups = np.repeat(np.arange(clients), sizes)
+    held = np.rint(test_fraction * sizes).astype(np.int64)
+    test = np.arange(len(groups)) >= (ends - np.minimum(held, sizes - 1))[groups]
+    return Dataset(
+        "synthetic",
+        torch.from_numpy(inputs[~test]),
+        torch.from_numpy(targets[~test]),
+        classes,
+        test_inputs=torch.from_numpy(inputs[test]) if test.any() else None,
+        test_targets=torch.from_numpy(targets[test]) if test.any() else None,
+        groups=groups[~test],
+        test_groups=groups[test] if test.any() else None,
+        facts={"weights": weights, "biases": biases},
+    )

@@ -1,0 +1,120 @@
+"""Which samples each client sees at each step: ragged clients in rectangular arrays, exactly.
+
+A row of padding repeats a real sample with weight zero, so it changes nothing but the arithmetic spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.core.ragged import Ragged
+from turnout.core.random import mix
+from turnout.core.shuffles import shuffles
+from turnout.local.sgd import LocalSGD
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Mini-batches of C clients. A plan with a single stored step serves it at every step."""
+
+    positions: Tensor  # [C, S, B] which of the client's samples
+    sizes: Tensor  # [C, S] real samples in the batch, the rest of B is padding
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """`[C, S, B]`: one over the batch's size for a sample, 0 for padding."""
+        real = torch.arange(self.positions.shape[2], device=self.positions.device) < self.sizes[..., None]
+        return real.to(dtype) / self.sizes[..., None]
+
+    def rows(self, index: Tensor) -> Tensor:
+        """`[C, S, B]` rows of the pool, from each client's padded index `[C, n]`."""
+        return index.gather(1, self.positions.flatten(1)).view(self.positions.shape)
+
+    def stored(self, number: int) -> int:
+        """Where step `number` is."""
+        return number if self.positions.shape[1] > 1 else 0
+
+
+class Extent(NamedTuple):
+    """How much room the mini-batches of a cohort take: the most samples of a client, steps and passes."""
+
+    samples: int
+    steps: int
+    passes: int
+
+    @classmethod
+    def of(cls, work: LocalSGD, samples: NDArray[np.int64], steps: NDArray[np.int64]) -> Extent:
+        passes = -(-steps // work.steps_a_pass(np.maximum(samples, 1)))
+        return cls(max(1, int(samples.max())), int(steps.max()), int(passes.max()))
+
+    def batch(self, work: LocalSGD) -> int:
+        """Samples of a mini-batch, padding included."""
+        return self.samples if work.batching == "full" else min(work.batch_size, self.samples)
+
+
+def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor, extent: Extent) -> BatchPlan:
+    """`keys` [C] one a job, `counts` [C] the samples of each client, `steps` [C] it will do; nothing is asked back from
+    the device. Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
+    """
+    width, longest, passes = extent
+    if work.batching == "full":
+        positions = torch.arange(width, device=keys.device).expand(len(keys), 1, width)
+        return BatchPlan(torch.where(positions < counts[:, None, None], positions, 0), counts[:, None])
+    batch = extent.batch(work)
+    if work.batching in ("draws", "fixed"):
+        rounds = torch.arange(1 if work.batching == "fixed" else longest, device=keys.device)
+        drawn = shuffles(mix(keys[:, None] + rounds), counts[:, None], width)[..., :batch]
+        sizes = counts.clamp(max=batch)[:, None].expand(-1, len(rounds))
+        return BatchPlan(
+            torch.where(torch.arange(batch, device=keys.device) < sizes[..., None], drawn, drawn[..., :1]), sizes
+        )
+    steps_a_pass = -(-counts // work.batch_size)  # [C]
+    order = shuffles(mix(keys[:, None] + torch.arange(passes, device=keys.device)), counts[:, None], width)  # [C, E, n]
+    number = torch.minimum(torch.arange(longest, device=keys.device), (steps - 1).clamp(min=0)[:, None])  # [C, S]
+    which_pass, within = number // steps_a_pass[:, None], number % steps_a_pass[:, None]
+    sizes = (counts[:, None] - within * work.batch_size).clamp(max=work.batch_size)
+    column = torch.arange(batch, device=keys.device)
+    offset = within[..., None] * work.batch_size + torch.where(column < sizes[..., None], column, 0)  # [C, S, B]
+    flat = which_pass[..., None] * width + offset
+    return BatchPlan(order.flatten(1).gather(1, flat.flatten(1)).view(flat.shape), sizes)
+
+
+def packed(keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], width: int) -> Tensor:
+    """`[C, 3 + width]`: each job's key, number of samples and of steps, and its rows of the pool; one thing to send to
+    a device."""
+    out = np.empty((len(keys), 3 + width), np.int64)
+    out[:, 0], out[:, 1], out[:, 2] = keys, samples.counts, steps
+    out[:, 3:] = samples.padded(width)
+    return torch.from_numpy(out)
+
+
+def unpacked(jobs: Tensor, index: Tensor, width: int) -> Tensor:
+    """The same `[C, 3 + width]` of keys, numbers of samples and of steps and beginnings `[4, C]` in an index that is
+    on the device."""
+    counts, begin = jobs[1][:, None], jobs[3][:, None]
+    column = torch.arange(width, device=jobs.device)
+    places = (begin + torch.where(column < counts, column, 0)).clamp(max=len(index) - 1)
+    return torch.cat([jobs[:3].T, index[places].to(jobs.dtype)], 1)
+
+
+class Drawn(NamedTuple):
+    """What `packed` jobs see."""
+
+    indices: Tensor  # [C, n] rows of the pool
+    counts: Tensor  # [C]
+    keys: Tensor  # [C, S] of each step, if they are wanted
+    batches: BatchPlan
+
+
+def draw(work: LocalSGD, jobs: Tensor, extent: Extent, keyed: bool = True) -> Drawn:
+    """Of `packed` jobs on the device; `keyed` says whether anything is drawn in a step itself."""
+    keys, counts, steps, index = jobs[:, 0], jobs[:, 1], jobs[:, 2], jobs[:, 3:]
+    step_keys = keys[:, None].expand(-1, extent.steps)
+    if keyed:
+        step_keys = mix(step_keys ^ torch.arange(1, extent.steps + 1, device=jobs.device))
+    return Drawn(index, counts, step_keys, plan(work, keys, counts, steps, extent))

@@ -1,0 +1,118 @@
+"""Rows trained together: what jobs have brought back, here or on another machine.
+
+A block is asked, not taken apart: sums and norms are computed where its rows are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.core.memory import room_like
+from turnout.engine.background import Late
+from turnout.local.sgd import Named
+
+Answer = Callable[[], Tensor]
+_AHEAD = 8  # answers on their way at once
+
+
+class Block(Mapping[str, Tensor]):
+    """Vectors by name, `[k, ...]`, a row a job; rows may come late, and are waited for when they are asked for."""
+
+    def __init__(self, vectors: Named, late: Late | None = None) -> None:
+        self._vectors, self._late = vectors, late
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._with(name)
+
+    def _with(self, name: str, rows: Sequence[int] | None = None) -> Tensor:
+        """All rows of a vector, of which these are there, or all."""
+        if self._late is not None:
+            self._late.wait(rows)
+        return self._vectors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(self)  # without waiting for its rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def rows(self) -> int:
+        return max((len(values) for values in self._vectors.values()), default=0)
+
+    def ask(self, method: str, *arguments: object) -> Answer:
+        """What a method of this class will say; on another machine it is under way at once."""
+        return partial(getattr(self, method), *arguments)
+
+    def some(self, name: str, rows: Sequence[int]) -> Tensor:
+        """`[len(rows), ...]` these rows, without a copy if they are all."""
+        values = self._with(name, rows)
+        everybody = range(len(values))
+        return values if rows == everybody or list(rows) == list(everybody) else values[list(rows)]
+
+    def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
+        """`sum_i weights[i] * row_i` over these rows."""
+        if len(rows) == 1:
+            row = _real(self._with(name, rows)[rows[0]])
+            return torch.mul(row, float(weights[0]), out=room_like(row))
+        values = _real(self.some(name, rows))
+        if values.is_cuda:
+            row = _sent(weights.tobytes(), values.dtype, values.device)
+        else:
+            row = torch.as_tensor(weights, dtype=values.dtype)[None]
+        matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
+        return torch.mm(row, matrix).view(values.shape[1:])
+
+    def norms(self, name: str, rows: Sequence[int]) -> Tensor:
+        """`[len(rows)]` Euclidean norms."""
+        norms: Tensor = self.some(name, rows).flatten(1).norm(dim=1)
+        return norms
+
+    def finite(self, name: str, rows: Sequence[int]) -> Tensor:
+        """`[len(rows)]` whether all numbers of a row are."""
+        return torch.isfinite(self.some(name, rows)).flatten(1).all(dim=1)
+
+    def put(self, name: str, rows: Sequence[int], values: Tensor) -> Block:
+        """Replace these rows, for all who refer to them."""
+        here = self[name]
+        self._vectors[name] = here.index_copy(0, torch.tensor(list(rows), device=here.device), values.to(here))
+        return self
+
+    def take(self, rows: Sequence[int]) -> Block:
+        """A block of these rows alone."""
+        return Block({name: self._with(name, rows)[list(rows)] for name in self._vectors})
+
+
+NOTHING = Block({})
+
+
+def _real(values: Tensor) -> Tensor:
+    """Numbers that can be weighed."""
+    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+@lru_cache(maxsize=8)
+def _sent(weights: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[1, k]` on a device, without waiting for what it has to do before. Rounds of equal clients have the same."""
+    return torch.tensor(np.frombuffer(weights)[None], dtype=dtype).pin_memory().to(device, non_blocking=True)
+
+
+def in_order(answers: Iterable[Answer]) -> Iterator[Tensor]:
+    """What blocks have been asked, in that order; a few are asked ahead, never all."""
+    asked: deque[Answer] = deque()
+    for answer in answers:
+        asked.append(answer)
+        if len(asked) == _AHEAD:
+            yield asked.popleft()()
+    while asked:
+        yield asked.popleft()()

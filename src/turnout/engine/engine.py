@@ -1,0 +1,66 @@
+"""Where local work is carried out: on this machine, or shared by many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from turnout.engine.blocks import NOTHING, Block
+from turnout.engine.carry_out import carry_out
+from turnout.engine.plan import Plan
+from turnout.engine.train import Cohort, Jobs
+
+
+class Results(NamedTuple):
+    """What some of the jobs have brought, row by row."""
+
+    rows: Sequence[int]  # which of the jobs
+    payload: Block
+    state: Block
+    local: Block
+
+
+class Engine:
+    """This machine. All jobs of a call are one block, or each its own, where threads of their own train some ahead."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+
+    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+        everybody, results = range(len(jobs.keys)), []
+        step = self.cohort.block(jobs) if jobs.ahead else len(everybody)
+        for start in range(0, len(everybody), step):
+            rows: Sequence[int] = everybody[start : start + step]
+            some = jobs if len(rows) == len(everybody) else jobs.take(np.array(rows))
+            received = [versions[row] for row in rows]
+            trained = carry_out(self.cohort, some, received, keep_params, may_be_late=True)
+            rows = rows if trained.order is None else [rows[row] for row in trained.order]
+            if trained.apart:
+                own = (Block({"delta": update[None]}, trained.late) for update in trained.apart)
+                results += [Results([row], block, NOTHING, NOTHING) for row, block in zip(rows, own, strict=True)]
+                continue
+            payload = Block(trained.payload, trained.late)
+            results.append(Results(rows, payload, Block(trained.state), Block(trained.local)))
+        return results
+
+    @property
+    def server_threads(self) -> int:
+        """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
+        wait for each other."""
+        return 1 if self.cohort.works_ahead else self.cohort.plan.threads
+
+    def close(self) -> None:
+        """Let go of what was started for it."""
+        self.cohort.close()
+
+
+def engine_for(cohort: Cohort, plan: Plan) -> Engine:
+    if plan.engine != "ray":
+        return Engine(cohort)
+    from turnout.engine.ray_pool import RayPool, load
+    from turnout.engine.remote import RemoteEngine
+
+    load("engine.engine", plan.address)  # it is missed now rather than later
+    return RemoteEngine(cohort, plan.blocks, lambda: RayPool(cohort, plan))

@@ -1,0 +1,215 @@
+"""Loss and metrics of a model over clients: the pool's samples are scored once, then averaged client by client.
+
+A measure that looks at other samples of a batch is that of each client's samples at once: the mean of what it says of
+them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.ragged import Ragged
+from turnout.core.statistics import OVER_CLIENTS
+from turnout.engine.plan import MIB
+from turnout.engine.store import ClientStore
+from turnout.engine.train import Cohort, Jobs
+from turnout.local.sgd import LocalSGD, Named
+from turnout.task.task import Task
+
+FloatArray = NDArray[np.float64]
+
+
+@torch.no_grad()
+def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
+    """Every measure of every sample, `[n]` by name, but for those that look at other samples."""
+    separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
+    if not separate or not len(inputs):
+        return {name: np.zeros(0) for name in separate}
+    parts = []
+    for start in range(0, len(inputs), chunk):
+        outputs = task.outputs(model, inputs[start : start + chunk])
+        parts.append(task.measures(outputs, targets[start : start + chunk], leave_out=task.coupled))
+    return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+
+
+def check_separate(task: Task) -> None:
+    """Raise unless a sample has a loss of its own."""
+    if "loss" in task.coupled:
+        raise UserError(f"attack: it compares the losses of single samples, and {task.alone}")
+
+
+@torch.no_grad()
+def set_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """The measures that look at other samples, of all these at once."""
+    return _means(task, task.outputs(model, inputs), targets, task.coupled) if task.coupled else {}
+
+
+def _means(task: Task, outputs: Tensor, targets: Tensor, names: Collection[str]) -> dict[str, float]:
+    leave_out = {"loss", *task.metrics}.difference(names)
+    return {name: float(values.double().mean()) for name, values in task.measures(outputs, targets, leave_out).items()}
+
+
+def client_means(values: FloatArray, index: Ragged) -> FloatArray:
+    """Mean of `values[row]` for each row of the index; NaN for an empty row."""
+    means = np.full(len(index), np.nan)
+    full = np.flatnonzero(index.counts)
+    if len(full):
+        means[full] = np.add.reduceat(values[index.values], index.offsets[full]) / index.counts[full]
+    return means
+
+
+@dataclass(frozen=True)
+class Personal:
+    """How clients serve when each has its own predictor. With `samples` (the training samples of some clients) they
+    adapt first: train `work` from the global model and what they keep, which is forgotten afterwards."""
+
+    work: LocalSGD
+    samples: Callable[[NDArray[np.int64]], Ragged] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures over one split (train or test) of a fixed set of clients."""
+
+    cohort: Cohort
+    clients: NDArray[np.int64]
+    index: Ragged  # one row for each of `clients`
+
+    def some(self, which: NDArray[np.bool_]) -> Evaluator:
+        """For some of the clients."""
+        return Evaluator(self.cohort, self.clients[which], self.index.rows(np.flatnonzero(which)))
+
+    def global_model(self, model: Tensor) -> dict[str, FloatArray]:
+        """`[len(clients)]` by measure, everybody served by `model`."""
+        rows, local = self._used
+        inputs, targets = self.cohort.inputs, self.cohort.targets
+        if rows is not None:
+            inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
+        cohort, task = self.cohort, self.cohort.task
+
+        def together(_: int, rows: Tensor) -> dict[str, float]:
+            return set_measures(task, model, cohort.inputs[rows], cohort.targets[rows])
+
+        with cohort.all_threads():
+            scored = sample_measures(task, model, inputs, targets, self.chunk)
+            found = {name: client_means(values, local) for name, values in scored.items()}
+            found |= self._by_client(task.coupled, together)
+        return {name: found[name] for name in ("loss", *task.metrics)}
+
+    def _by_client(
+        self, names: Collection[str], measured: Callable[[int, Tensor], dict[str, float]]
+    ) -> dict[str, FloatArray]:
+        """`[len(clients)]` by measure, of each client with samples and its rows of the pool; NaN for the others."""
+        values = {name: np.full(len(self.clients), np.nan) for name in names}
+        for i in np.flatnonzero(self.index.counts).tolist() if names else ():
+            rows = torch.as_tensor(self.index.row(i), device=self.cohort.plan.device).long()
+            for name, value in measured(i, rows).items():
+                values[name][i] = value
+        return values
+
+    @cached_property
+    def _used(self) -> tuple[Tensor | None, Ragged]:
+        """The rows of the pool these clients hold (None: all of them), and the index into those."""
+        used = np.unique(self.index.values)
+        if len(used) == len(self.cohort.inputs):
+            return None, self.index
+        rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
+        return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
+
+    @torch.no_grad()
+    def personal_models(self, personal: Personal, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
+        """The same when each client serves its own predictor."""
+        work, cohort = personal.work, self.cohort
+        if cohort.task.alone or cohort.task.coupled:
+            return self._by_client(("loss", *cohort.task.metrics), partial(self._served, personal, model, store))
+        sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
+        width = max(1, min(int(self.index.counts.max(initial=1)), 64))
+        each = width * (cohort.sample_bytes + cohort.activations) + self._prepared_bytes(personal)
+        limit = cohort.plan.clients_a_call(cohort.task, work, each)
+        order = np.argsort(-self.index.counts, kind="stable")
+        for start in range(0, len(order), limit):
+            rows = order[start : start + limit]
+            picked = self._prepared(personal, model, store, self.clients[rows])
+            counts = self.index.counts[rows]
+            longest = int(counts.max())
+            padded = torch.as_tensor(self.index.rows(rows).padded(longest), device=cohort.plan.device).long()
+            for begin in range(0, longest, width):
+                part = padded[:, begin : begin + width]
+                inputs, targets = cohort.inputs[part], cohort.targets[part]
+                with cohort.on_device():
+                    outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
+                real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
+                for name, values in vmap(cohort.task.measures)(outputs, targets).items():
+                    sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
+        with np.errstate(invalid="ignore"):
+            return {
+                name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
+            }
+
+    def _served(
+        self, personal: Personal, model: Tensor, store: ClientStore, client: int, rows: Tensor
+    ) -> dict[str, float]:
+        """Every measure of one client's samples, all at once."""
+        cohort, task = self.cohort, self.cohort.task
+        prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
+        state = {name: values[0] for name, values in prepared.items()}
+        outputs = personal.work.predict(task, model, state, cohort.inputs[rows])
+        return _means(task, outputs, cohort.targets[rows], ("loss", *task.metrics))
+
+    def _prepared_bytes(self, personal: Personal) -> int:
+        """What a client's preparation takes, at most."""
+        if personal.samples is None:
+            return 0
+        longest = int(personal.samples(self.clients).counts.max(initial=0))
+        return personal.work.prepared_numbers(self.cohort.task, longest) * self.cohort.plan.dtype.itemsize
+
+    def _prepared(self, personal: Personal, model: Tensor, store: ClientStore, clients: NDArray[np.int64]) -> Named:
+        """`[len(clients), ...]` what each client predicts from."""
+        work, cohort, samples = personal.work, self.cohort, personal.samples
+        state = store.get(work.state_shapes(cohort.task), clients)
+        if samples is None:
+            return state
+        own = samples(clients)
+        key = random.key(personal.seed, "adaptation", clients)
+        jobs = Jobs(work, key, model[None], np.zeros(len(clients), np.int64), own, {}, state)
+        return cohort.prepare(jobs, state | cohort.train(jobs).state)
+
+    @property
+    def chunk(self) -> int:
+        """Samples scored in one go."""
+        each = self.cohort.sample_bytes + self.cohort.activations
+        return max(1, min(self.cohort.plan.memory_mib, 256) * MIB // max(1, each))
+
+
+def distribution(
+    prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
+) -> dict[str, float]:
+    """The weighted mean, and over clients the mean, the standard deviation and the worst 10th percentile: of T clients
+    the (T / 10)-th worst, at least the worst. Clients without samples in the split do not count."""
+    known = (counts > 0) & (importance > 0)
+    if not known.any():
+        return {}
+    weights = importance[known]
+    summary: dict[str, float] = {}
+    for name, values in measures.items():
+        seen = values[known]
+        if not np.isfinite(seen).all():  # diverged: no spread to speak of
+            summary |= {f"{prefix}_{name}{part}": float("nan") for part in OVER_CLIENTS}
+            continue
+        summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
+        summary[f"{prefix}_{name}_mean"] = float(seen.mean())
+        summary[f"{prefix}_{name}_std"] = float(seen.std())
+        worst_first = np.sort(seen)[:: -1 if name == "loss" else 1]
+        summary[f"{prefix}_{name}_worst_decile"] = float(worst_first[max(0, len(seen) // 10 - 1)])
+    return summary

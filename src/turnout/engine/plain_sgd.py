@@ -1,0 +1,355 @@
+"""The steps of plain local SGD, for a whole cohort, without the copies the general form needs.
+
+Same mathematics as `LocalSGD.step`, layer by layer and in place. Where the model is a `Chain` its backward pass is
+written out; else gradients are those of automatic differentiation. On a CPU, where there are convolutions, blocks of
+clients are spread over threads of one-thread kernels; on CUDA the steps are replayed from graphs (`graphs.py`). The
+contract suite proves all of it equal to the general form and to a plain loop. The components of a mixture take the same
+steps one after another, each by what the samples count for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from turnout.core.ragged import Ragged
+from turnout.core.threads import threads
+from turnout.engine.background import Background, Late
+from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.chain import Chain, Factored
+from turnout.engine.plan import Plan
+from turnout.local.sgd import Batch, LocalSGD, Named
+from turnout.task.dropout import KeyedDropout
+from turnout.task.task import Task
+
+Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
+
+PARTS = ("start", "start_momentum", "counted", "step", "gradient", "objective", "descend", "finish", "answer")
+GATHER_AT_ONCE = 64 << 20  # bytes
+CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
+
+
+def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
+    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
+    `plain_for` such a task, and has every part from a class that says so."""
+    extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
+    kind: Any = type(work)
+    ordinary = work.plain_for is type(task) and _has_plain_parts(kind)
+    return ordinary and not any(value or name in own_options for name, value in extras.items())
+
+
+@cache
+def _has_plain_parts(work: type[object]) -> bool:
+    makers = (next(kind for kind in work.__mro__ if name in vars(kind)) for name in PARTS)
+    return all("plain_for" in vars(maker) for maker in makers)
+
+
+class Course(NamedTuple):
+    """The mini-batches of a cohort, clients sorted by their number of steps. One stored step serves them all."""
+
+    rows: Tensor  # [C, S or 1, B] of the pool
+    weights: Tensor  # [C, S or 1, B, ...] what each sample counts
+    keys: Tensor  # [C, S]
+    steps: NDArray[np.int64]  # [C], descending
+
+    @classmethod
+    def of(cls, drawn: Drawn, steps: NDArray[np.int64], dtype: torch.dtype) -> Course:
+        return cls(drawn.batches.rows(drawn.indices), drawn.batches.weights(dtype), drawn.keys, steps)
+
+    def some(self, clients: slice) -> Course:
+        return Course(self.rows[clients], self.weights[clients], self.keys[clients], self.steps[clients])
+
+    def padded(self, clients: int) -> Course:
+        """With so many clients, of whom the new ones count nothing."""
+        more = clients - len(self.steps)
+        if not more:
+            return self
+        rows, weights = (F.pad(part, (*(0, 0) * (part.ndim - 1), 0, more)) for part in (self.rows, self.weights))
+        return Course(rows, weights, F.pad(self.keys, (0, 0, 0, more)), np.pad(self.steps, (0, more)))
+
+    def piece(self, first: int, count: int, clients: int) -> Course:
+        """`count` steps of the first so many clients, each stored; those who are done count nothing."""
+        steps = torch.arange(first, first + count, device=self.rows.device)
+        rows, weights = (
+            part[:clients, first : first + count]
+            if part.shape[1] > 1
+            else part[:clients].expand(-1, count, *part.shape[2:])
+            for part in (self.rows, self.weights)
+        )
+        own = self.steps[:clients]
+        if own.min() < first + count:
+            goes_on = steps < torch.as_tensor(own, device=steps.device)[:, None]
+            weights = torch.where(goes_on.view(*goes_on.shape, *(1,) * (weights.ndim - 2)), weights, 0)
+        return Course(rows, weights, self.keys[:clients, first : first + count], own)
+
+    def active(self, number: int) -> int:
+        """How many clients, the first ones, have more than `number` steps."""
+        return int(np.searchsorted(-self.steps, -number))
+
+
+@dataclass
+class State:
+    """What the steps move: `[C, ...]` parameters by name, and layers that are never formed by their prefix."""
+
+    layers: Named
+    factored: dict[str, Factored]
+
+    def some(self, clients: slice) -> State:
+        """Of some clients: views."""
+        return State(
+            {name: layer[clients] for name, layer in self.layers.items()},
+            {name: layer.some(clients) for name, layer in self.factored.items()},
+        )
+
+
+class Assignment(NamedTuple):
+    """What C clients are to do, sorted by their number of steps. Client i starts from `models[received[i]]`."""
+
+    work: LocalSGD
+    models: Vectors  # [V, P]
+    received: NDArray[np.int64]  # [C]
+    lr: float | NDArray[np.float64]  # one for all, or [C]
+    keys: NDArray[np.int64]  # [C]
+    samples: Ragged  # C rows
+    steps: NDArray[np.int64]  # [C], descending
+    even: bool = False  # whether all have as many samples, and take as many steps
+    at_once: int = sys.maxsize  # clients that there is memory for
+    ahead: bool = False  # whether some are not waited for yet
+
+
+class PlainSGD:
+    """Carries plain local SGD out for a task, on pools of samples."""
+
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
+        self.task, self.inputs, self.targets, self.plan = task, inputs, targets, plan
+        self.chain = None if plan.kernels == "general" else Chain.of(task, plan.convolution)
+        self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
+        self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
+        self.background = Background()
+
+    def train(self, assigned: Assignment) -> Tensor:
+        """`[C, P]` what every client's parameters have moved by."""
+        if self.by_blocks:
+            moved = assigned.models[0].new_empty(len(assigned.received), len(assigned.models[0]))
+            with threads(1):
+                self.begin_training(assigned, moved).wait()
+            return moved
+        course = self._drawing(assigned)(slice(None))
+        return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
+
+    def begin_training(self, assigned: Assignment, moved: Vectors) -> Late:
+        """The same by blocks of clients, into `moved`; says when its rows are there. The caller keeps to one thread
+        until then."""
+        workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
+        parts = blocks(len(moved), assigned.ahead)
+        course, lr = self._drawing(assigned), self.rate(assigned.lr)
+        return self._by_blocks(assigned.models, assigned.received, lr, course, moved, parts, workers)
+
+    def _drawing(self, assigned: Assignment) -> Callable[[slice], Course]:
+        """What some of the jobs see of their samples."""
+        work, keys, samples, steps = assigned.work, assigned.keys, assigned.samples, assigned.steps
+        extent = Extent.of(work, samples.counts, steps)
+        jobs = packed(keys, samples, steps, extent.samples).to(self.plan.device)
+        return lambda part: Course.of(draw(work, jobs[part], extent, self.keyed), steps[part], self.plan.dtype)
+
+    def rate(self, lr: float | NDArray[np.float64]) -> float | Tensor:
+        """A learning rate for all, or that of each, where the steps are taken."""
+        if not isinstance(lr, np.ndarray):
+            return float(lr)
+        return torch.as_tensor(lr, device=self.plan.device, dtype=self.plan.dtype)
+
+    def run(self, models: Vectors, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
+        """`[C, P]` what every client's parameters have moved by. Client i starts from `models[received[i]]`; `lr` is a
+        number or `[C]`."""
+        moved = models[0].new_empty(len(received), len(models[0]))
+        if self.by_blocks:
+            parts = blocks(len(received))
+            with threads(1):
+                self._by_blocks(models, received, lr, course.some, moved, parts, self.plan.threads).wait()
+        else:
+            self._block(self.received(models, received), len(models) == 1, lr, course, moved)
+        return moved
+
+    @cached_property
+    def by_blocks(self) -> bool:
+        """Whether blocks of clients are trained by threads of their own, one-thread kernels each: that pays with
+        convolutions."""
+        return self.plan.device == "cpu" and self.chain is not None and self.chain.convolves
+
+    def _by_blocks(
+        self,
+        models: Vectors,
+        received: NDArray[np.int64],
+        lr: float | Tensor,
+        course: Callable[[slice], Course],
+        moved: Vectors,
+        parts: Sequence[slice],
+        workers: int,
+    ) -> Late:
+        """`run` with the course of each block, under way, into `moved`."""
+
+        def block(part: slice) -> None:
+            own = lr[part] if isinstance(lr, Tensor) else lr
+            self._block(self.received(models, received[part]), len(models) == 1, own, course(part), moved[part])
+
+        return self.background.spread(block, parts, workers)
+
+    @staticmethod
+    def received(models: Vectors, received: NDArray[np.int64]) -> Tensor:
+        """`[C, P]`, a copy only where it cannot be a view."""
+        if len(models) == 1:
+            return models[0].expand(len(received), -1)
+        if not isinstance(models, Tensor):
+            return torch.stack([models[version] for version in received])
+        if np.array_equal(received, np.arange(received[0], received[0] + len(received))):
+            return models[received[0] : received[0] + len(received)]
+        return models[torch.as_tensor(received, device=models.device)]
+
+    def _block(self, received: Tensor, shared: bool, lr: float | Tensor, course: Course, moved: Vectors) -> None:
+        size, longest = course.rows.shape[2], int(course.steps[0])
+        state = running = self.begin(received, shared, size * longest, bool((course.steps != longest).any()))
+        pools, active = (self.inputs, self.targets), len(received)
+        at_once = self.at_once(course.rows)
+        gathered = [take(pool, course.rows) for pool in pools] if at_once else []
+        if at_once and self.chain is not None and course.rows.shape[1] == longest:
+            gathered[0] = gathered[0].to(self.precision)
+            self.chain.look_ahead(state.factored, gathered[0])
+        for number in range(longest):
+            if course.active(number) < active:
+                active = course.active(number)
+                running = running.some(slice(active))
+            place, counts = (
+                (slice(active), number if part.shape[1] > 1 else 0) for part in (course.rows, course.weights)
+            )
+            rows = course.rows[place]
+            inputs, targets = (part[place] for part in gathered) if at_once else (take(pool, rows) for pool in pools)
+            batch = Batch(inputs, targets, course.weights[counts], rows, course.keys[:active, number], number)
+            self.step(running, lr[:active] if isinstance(lr, Tensor) else lr, batch)
+        for layer in state.factored.values():
+            layer.at = size * longest
+        if isinstance(moved, Tensor):
+            self.difference(state, received, moved)
+            return
+        for client, own in enumerate(moved):
+            alone = slice(client, client + 1)
+            self.difference(state.some(alone), received[alone], own[None])
+
+    def at_once(self, rows: Tensor) -> bool:
+        """Whether there is room for all these samples."""
+        return rows.numel() * self.inputs[:1].numel() * self.inputs.element_size() <= GATHER_AT_ONCE
+
+    def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
+        """From `[C, P]`, a view of one model if it is `shared`, for so many samples to come, if that is known."""
+        layers, factored = self.task.layers(received), dict[str, Factored]()
+        wide = self.chain.worth_factoring(layers, samples) if self.chain and samples and type(self.task) is Task else []
+        for prefix in wide:
+            weight, bias = layers.pop(f"{prefix}weight"), layers.pop(f"{prefix}bias", None)
+            past = [
+                self.new(f"layer.{prefix}{name}", torch.Size([len(weight), samples or 0, width]), self.precision)
+                for name, width in (("inputs", weight.shape[2]), ("asked", weight.shape[1]))
+            ]
+            if uneven:  # some clients leave part of it empty
+                for part in past:
+                    part.zero_()
+            own_bias = None if bias is None else self.new(f"layer.{prefix}bias", bias.shape).copy_(bias)
+            start = self.steady(f"{prefix}weight", weight[0] if shared else weight)
+            factored[prefix] = Factored(start, own_bias, *past)
+        own = {name: self.new(f"layer.{name}", layer.shape).copy_(layer) for name, layer in layers.items()}
+        return State(own, factored)
+
+    def new(self, name: str, shape: torch.Size, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for what is called so."""
+        return self.inputs.new_empty(shape, dtype=dtype or self.plan.dtype)
+
+    def steady(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that will not be changed, as values between layers are and where the steps can find it."""
+        return tensor.to(self.precision)
+
+    def step(self, state: State, lr: float | Tensor, batch: Batch) -> None:
+        """One step of the cohort, in place; `lr` is a number or `[C]`."""
+        for own, weights, key in self.task.models(state.layers, batch.weights, batch.key):
+            seen = batch._replace(weights=weights, key=key)
+            if self.chain is not None:
+                aim = self.chain.aim(seen.targets, seen.weights, lr)
+                self.chain.step(own, state.factored, seen.inputs.to(self.precision), aim, seen.key)
+                continue
+            for layer, gradient in zip(own.values(), _own_gradients(self.task, own, seen), strict=True):
+                if isinstance(lr, Tensor):
+                    layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
+                else:
+                    layer.add_(gradient, alpha=-lr)
+
+    def difference(self, state: State, received: Tensor, moved: Tensor) -> None:
+        """What the layers have moved by since `received`, both `[C, P]`."""
+        before, out = self.task.layers(received), self.task.layers(moved)
+        for name, layer in state.layers.items():
+            torch.sub(layer, before[name], out=out[name])
+        for prefix, factored in state.factored.items():
+            factored.difference(out[f"{prefix}weight"])
+            if factored.bias is not None:
+                torch.sub(factored.bias, before[f"{prefix}bias"], out=out[f"{prefix}bias"])
+
+    def run_client(self, task: Task, received: Tensor, lr: float, samples: int, batches: Iterator[Batch]) -> Tensor:
+        """`[P]` what one client's parameters have moved by; `task` is a copy that no other thread uses."""
+        if self.chain is not None:
+            state, moved = self.begin(received[None], True, samples), torch.empty_like(received)[None]
+            for batch in batches:
+                parts = {name: getattr(batch, name)[None] for name in ("inputs", "targets", "weights", "key")}
+                self.step(state, lr, batch._replace(**parts))
+            self.difference(state, received[None], moved)
+            return moved[0]
+        layers = {name: value.clone() for name, value in task.layers(received).items()}
+        for batch in batches:
+            for own, weights, key in task.models(layers, batch.weights, batch.key):
+                leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
+                with torch.enable_grad():
+                    loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
+                    gradients = torch.autograd.grad(loss, list(leaves.values()))
+                for layer, gradient in zip(own.values(), gradients, strict=True):
+                    layer.add_(gradient, alpha=-lr)
+        return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
+
+
+def blocks(clients: int, ahead: bool = False) -> list[slice]:
+    """A multiple of four blocks of clients, where there are as many, as equal as can be: two or four threads end at
+    about the same time. Where work goes `ahead` nobody waits for the last, and blocks are as large as they may be. It
+    does not depend on how many threads there are, and so no bit does."""
+    if ahead:
+        return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
+    count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
+    return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
+
+
+def take(pool: Tensor, rows: Tensor) -> Tensor:
+    """`[*rows.shape, ...]` those rows of the pool."""
+    return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
+
+
+def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weights: Tensor, key: Tensor) -> Tensor:
+    return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
+
+
+def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
+    """Every client's gradient of its own loss, layer by layer.
+
+    On a CPU by `vmap(grad)`, whose products have the better layout. On CUDA, where launches are what costs, by one
+    ordinary backward pass through the sum of all losses: clients share no parameters, so it holds the same gradients.
+    """
+    arguments = (batch.inputs, batch.targets, batch.weights, batch.key)
+    if not batch.inputs.is_cuda:
+        gradients: Named = vmap(grad(partial(_objective, task)))(layers, *arguments)
+        return gradients.values()
+    leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
+    with torch.enable_grad():
+        total = vmap(partial(_objective, task))(leaves, *arguments).sum()
+        return torch.autograd.grad(total, list(leaves.values()))

@@ -1,0 +1,451 @@
+"""Train a cohort: many jobs, possibly from different versions of the model, in as few calls as memory allows.
+
+`vectorised` maps the one-client functions of a local work over stacked flat parameters. `sequential` runs them one
+client after another, on several threads of one-thread kernels, so that the number of threads changes no bit. Work that
+is nothing but plain SGD goes to `plain_sgd`. Clients are sorted by their number of steps: at each step the still active
+ones are a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from turnout.core.memory import keep_freed_memory, room_like
+from turnout.core.ragged import Ragged
+from turnout.core.threads import threads
+from turnout.engine import plain_sgd, trial
+from turnout.engine.background import Late
+from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.graphs import GraphedSGD
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
+from turnout.engine.plan import Plan
+from turnout.local import reports
+from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
+from turnout.task.task import Task
+
+FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_LENGTHS = {"steps", "epochs"}  # options that say how much a client does
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What the engine needs to know of k jobs that share one local work."""
+
+    work: LocalSGD
+    keys: NDArray[np.int64]  # [k] the randomness of each job
+    models: Vectors  # [V, P] the distinct ones received
+    received: NDArray[np.int64]  # [k] which of them
+    samples: Ragged  # k rows: indices into the pool
+    options: dict[str, NDArray[np.float64]]  # [k] numbers of the work that differ between clients
+    state: Named  # [k, ...]
+    ahead: bool = False  # whether some of them are not waited for yet
+
+    def take(self, rows: NDArray[np.int64]) -> Jobs:
+        used, received = np.unique(self.received[rows], return_inverse=True)
+        return replace(
+            self,
+            keys=self.keys[rows],
+            models=[self.models[version] for version in used],
+            received=received,
+            samples=self.samples.rows(rows),
+            options={name: values[rows] for name, values in self.options.items()},
+            state={name: values[torch.as_tensor(rows, device=values.device)] for name, values in self.state.items()},
+        )
+
+
+class Size(NamedTuple):
+    """How much there is to do in a cohort."""
+
+    steps: NDArray[np.int64]  # [C]
+    limit: int  # clients that there is memory for at once
+    even: bool  # whether all have as many samples and do as many steps
+    plain: bool  # whether there is nothing to it but the steps of plain SGD
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Results by name, row for row as the jobs were given, unless an order is named."""
+
+    payload: Named  # [k, ...]
+    state: Named  # [k, ...]
+    local: Named  # {"params": [k, P']} what the clients end up with, if asked for
+    late: Late | None = None  # rows of the payload that are still being computed
+    order: NDArray[np.int64] | None = None  # the job of each row
+    apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
+
+
+def _rows(tree: Any, rows: slice) -> Any:
+    return tree_map(lambda tensor: tensor[rows], tree)
+
+
+class Cohort:
+    """The engine: a task, the clients' samples on its device, and a resolved plan."""
+
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
+        self.plan = plan = plan.on_one_machine(task)
+        self.task = task.to(plan.device, plan.dtype)
+        self.task.bfloat16 = plan.precision == "bf16"
+        self.inputs = self.place(inputs)
+        self.targets = self.place(targets)
+        self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
+        self._may_attend = True
+        with self.on_device():
+            self.activations = self.task.examine(self.inputs, self.targets)
+        if self.task.alone:
+            self.plan = plan = replace(plan, engine="sequential")
+        workers = plan.threads if plan.device == "cpu" else 1
+        self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
+        for task in self._single:
+            task.vectorised = False
+        if plan.device == "cpu":
+            keep_freed_memory()
+        with self.on_device():
+            self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
+        self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
+        kind = PlainSGD if plan.device == "cpu" else GraphedSGD
+        self._plain = kind(self.task, self.inputs, self.targets, plan)
+        self._may_attend = self._plain.chain is None
+        if self._plain.chain is not None:
+            self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Compute on the plan's device as it says: the current device and these settings are the process's. Attention
+        has the one form that CUDA can compute for many clients at once, and that gives the same bits twice."""
+        device = self.plan.device
+        if device == "cpu":
+            return nullcontext()
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        tf32 = self.plan.precision == "tf32"
+        now: Any = None
+        with suppress(RuntimeError):  # set in a way that these cannot tell
+            now = (products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic, convolutions.benchmark)
+        if now != (tf32, tf32, True, False):
+            products.allow_tf32 = convolutions.allow_tf32 = tf32
+            convolutions.deterministic, convolutions.benchmark = True, False
+        with ExitStack() as stack:
+            if device != "cuda":
+                stack.enter_context(torch.cuda.device(device))
+            if self._may_attend:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            return stack.pop_all()
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """On the engine's device, in its precision."""
+        return tensor.to(self.plan.device, self.plan.dtype if tensor.is_floating_point() else None)
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether clients are trained by threads of their own, while the server goes on."""
+        return self._plain.by_blocks and self.plan.engine == "sequential"
+
+    def block(self, jobs: Jobs) -> int:
+        """How many jobs are best carried out together, where nobody waits for the last."""
+        plain = self.works_ahead and self._steps_are_all(jobs.work, jobs.options)
+        return CLIENTS_A_BLOCK if plain else len(jobs.keys)
+
+    @contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """For what is worth them; what is still being trained comes first."""
+        self._plain.background.finish()
+        with threads(self.plan.threads):
+            yield
+
+    def close(self) -> None:
+        """Call off what is still to be trained."""
+        self._plain.background.call_off()
+
+    @torch.no_grad()
+    def train(self, jobs: Jobs, keep_params: bool = False, may_be_late: bool = False) -> Trained:
+        """Run every job to its end. What `may_be_late`, for a caller with one thread, can still be under way then, and
+        in another order."""
+        may_be_late &= self.works_ahead and torch.get_num_threads() == 1
+        with self.on_device():
+            return self._train(jobs, keep_params, may_be_late)
+
+    def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
+        size = self._size(jobs)
+        run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
+        if size.plain:
+            run = self._steps_alone
+        clients = np.arange(len(size.steps))
+        order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
+        in_order = size.even or np.array_equal(order, clients)
+        by_blocks = size.plain and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
+        a_call = len(order) if by_blocks else size.limit  # blocks keep within the limit themselves
+        if may_be_late and by_blocks and size.steps.any() and not keep_params:
+            if not in_order:
+                jobs, size = jobs.take(order), size._replace(steps=size.steps[order])
+            return self._begin(jobs, size, None if in_order else order)
+        if in_order and len(order) <= a_call:
+            return Trained(*run(jobs, size, keep_params))
+        parts = []
+        for start in range(0, len(order), a_call):
+            rows = order[start : start + a_call]
+            parts.append(run(jobs.take(rows), size._replace(steps=size.steps[rows]), keep_params))
+        joined = parts[0] if len(parts) == 1 else tree_map(lambda *x: torch.cat(x), *parts)
+        if not in_order:
+            back = torch.as_tensor(np.argsort(order), device=self.plan.device)
+            joined = tree_map(lambda x: x[back], joined)
+        return Trained(*joined)
+
+    def _begin(self, jobs: Jobs, size: Size, order: NDArray[np.int64] | None) -> Trained:
+        """By blocks, under way. Rows of a block that goes ahead lie apart: they are let go one by one, and memory is in
+        pieces of one size."""
+        assigned, clients, model = self._assignment(jobs, size), len(size.steps), jobs.models[0]
+        if jobs.ahead and clients <= CLIENTS_A_BLOCK:
+            apart = [room_like(model) for _ in range(clients)]
+            return Trained({}, {}, {}, self._plain.begin_training(assigned, apart), order, apart)
+        delta = model.new_empty(clients, len(model))
+        return Trained({"delta": delta}, {}, {}, self._plain.begin_training(assigned, delta), order)
+
+    def _size(self, jobs: Jobs) -> Size:
+        """What there is to do; it is remembered where it is the same for all, as in nearly every synchronous round."""
+        counts, work = jobs.samples.counts, jobs.work
+        fewest, widest = int(counts.min()), int(counts.max())
+        even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
+        known, name = self._last_size, (len(counts), fewest, widest, *jobs.options)
+        if even and known is not None and known[0] is work and known[1] == name:
+            return known[2]
+        steps = work.bind(jobs.options).num_steps(counts)
+        batch = widest if work.batching == "full" else min(work.batch_size, widest)
+        shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
+        sample = self.sample_bytes + self.activations
+        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
+        size = Size(steps, limit, even, self._steps_are_all(work, jobs.options))
+        self._last_size = work, name, size
+        return size
+
+    def _steps_are_all(self, work: LocalSGD, options: Collection[str]) -> bool:
+        """Whether there is nothing to a job but the steps of plain SGD, which are then carried out by blocks of
+        clients; reports beside it only where those can be vectorised."""
+        vectorised = self.plan.engine == "vectorised"
+        by_blocks = vectorised or (self._plain.chain is not None and not work.report)
+        return by_blocks and type(work).finish is LocalSGD.finish and plain_sgd.applies(self.task, work, options)
+
+    @staticmethod
+    def _lr(jobs: Jobs) -> float | NDArray[np.float64]:
+        """One for all, or `[C]`."""
+        return jobs.options.get("lr", jobs.work.lr)
+
+    def _assignment(self, jobs: Jobs, size: Size) -> Assignment:
+        return Assignment(
+            jobs.work,
+            jobs.models,
+            jobs.received,
+            self._lr(jobs),
+            jobs.keys,
+            jobs.samples,
+            size.steps,
+            size.even,
+            size.limit,
+            jobs.ahead,
+        )
+
+    def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
+        if steps[0]:
+            delta = self._plain.train(self._assignment(jobs, size))
+        else:
+            delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
+        payload = {"delta": delta}
+        if not jobs.work.report and not keep:
+            return payload, {}, {}
+        received = self._plain.received(jobs.models, jobs.received)
+        if jobs.work.report:
+            chunk, local = self._local(jobs, self._drawn(jobs, steps))
+            payload |= vmap(
+                lambda model, own: reports.values(jobs.work.report, self.task, model, self._client(chunk, own))
+            )(received, local)
+        return payload, {}, {"params": received + delta} if keep else {}
+
+    def _local(self, jobs: Jobs, drawn: Drawn) -> tuple[int, tuple[Tensor, ...]]:
+        """What `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
+        index, counts = drawn.indices, drawn.counts
+        weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
+        keys = torch.as_tensor(jobs.keys, device=index.device)
+        chunk = self._chunk(index.shape[1], jobs.work.batch_size)
+        return chunk, (index, weights, counts.to(self.plan.dtype), keys)
+
+    def _chunk(self, samples: int, most: int) -> int:
+        """How many of a client's samples are looked at in one go: all, where they are not each for itself."""
+        return samples if "loss" in self.task.coupled else min(samples, most)
+
+    @torch.no_grad()
+    def prepare(self, jobs: Jobs, state: Named) -> Named:
+        """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
+        with self.on_device():
+            return self._prepare(jobs, state)
+
+    def _prepare(self, jobs: Jobs, state: Named) -> Named:
+        counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
+        index = torch.as_tensor(jobs.samples.padded(int(counts.max())), device=device).long()
+        weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
+            self.plan.dtype
+        )
+        local = (index, weights, weights.sum(1), torch.as_tensor(jobs.keys, device=device))
+        chunk = self._chunk(index.shape[1], work.batch_size)
+
+        def one(received: Tensor, state: Named, local: Any) -> Named:
+            return work.prepare(self.task, received, state, self._client(chunk, local))
+
+        prepared: Named
+        if self.task.alone:
+            all_of = self._plain.received(jobs.models, jobs.received), state, local
+            rows = (tree_map(lambda values, i=i: values[i], all_of) for i in range(len(index)))
+            prepared = tree_map(lambda *parts: torch.stack(parts), *(one(*row) for row in rows))
+        elif len(jobs.models) == 1:  # layers that all share are not copied for each
+            prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
+        else:
+            prepared = vmap(one)(self._plain.received(jobs.models, jobs.received), state, local)
+        return prepared
+
+    def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
+        """What the jobs see, on the device."""
+        extent = Extent.of(jobs.work, jobs.samples.counts, steps)
+        return draw(jobs.work, self.place(packed(jobs.keys, jobs.samples, steps, extent.samples)), extent)
+
+    def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
+        """Of index, weights, count and key, and the scores if any."""
+        index, weights, count, key, *scores = local
+        return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
+
+    def _scores(self, jobs: Jobs, received: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """`[C, n, ...]` the score of every sample; 0 for padding. Clients are sorted: in every chunk those that still
+        have samples are in a prefix, and only that is looked at. A model that all have received is not copied for each.
+        """
+        shared = len(jobs.models) == 1
+        score = vmap(partial(jobs.work.score, self.task), in_dims=(None if shared else 0, 0, 0))
+        wide = 3 * jobs.work.batch_size  # without gradients there is room for that
+        parts = []
+        for start in range(0, index.shape[1], wide):
+            active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
+            rows = index[:active, start : start + wide]
+            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
+            values = score(jobs.models[0] if shared else received[:active], *samples)
+            parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
+        scores = torch.cat(parts, 1)
+        return torch.where(weights.view(*weights.shape, *(1,) * (scores.ndim - 2)) > 0, scores, 0.0)
+
+    def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
+        task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
+        drawn = self._drawn(jobs, steps)
+        index, batches = drawn.indices, drawn.batches
+        chunk, local = self._local(jobs, drawn)
+        options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
+        received = self._plain.received(jobs.models, jobs.received)
+
+        def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
+            return work.bind(option).start(task, received, state, self._client(chunk, local))
+
+        def step(option: Named, params: Tensor, carry: Any, batch: FiveTensors, number: int) -> Any:
+            return work.bind(option).step(task, params, carry, Batch(*batch, number))
+
+        def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
+            return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
+
+        def mini_batches() -> Iterator[Batch]:
+            rows, batch_weights = batches.rows(index), batches.weights(dtype)
+            # fewer launches, where it costs little memory
+            at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
+            gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
+            for number in range(int(steps[0])):
+                active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
+                place = slice(active), batches.stored(number)
+                inputs, targets = (
+                    (part[place] for part in gathered)
+                    if at_once
+                    else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
+                )
+                positions = batches.positions[place]
+                yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
+
+        if type(work).score is not LocalSGD.score:
+            local = (*local, self._scores(jobs, received, index, local[1]))
+        params, carry = vmap(start)(options, received, jobs.state, local)
+        plain = plain_sgd.applies(task, work, options)
+        if plain and steps[0]:
+            weights = vmap(work.counted)(carry, batches.weights(dtype), batches.positions)
+            course = Course(batches.rows(index), weights, drawn.keys, steps)
+            params = params + self._plain.run(params, np.arange(len(steps)), self._plain.rate(self._lr(jobs)), course)
+        ended: list[Any] = []  # parameters and carry of clients that have done all their steps
+        running = options
+        for batch in mini_batches() if not plain else ():
+            active = len(batch.inputs)
+            if active < len(params):
+                ended.append(_rows((params, carry), slice(active, None)))
+                params, carry, running = _rows((params, carry, running), slice(active))
+            params, carry = vmap(step, in_dims=(0, 0, 0, 0, None))(running, params, carry, batch[:5], batch.number)
+        if ended:
+            params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
+        payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
+        return payload, state, {"params": params} if keep else {}
+
+    def _sequential(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
+        steps = size.steps
+        index, counts, keys, batches = self._drawn(jobs, steps)
+        rows, sizes = batches.rows(index), batches.sizes.tolist()
+        workers = min(len(self._single), len(steps))
+        kept: list[Any] = [None] * len(steps)
+        payload, new_state = (
+            {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
+            for shapes in (jobs.work.sends(self.task), jobs.work.state_shapes(self.task))
+        )
+
+        def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
+            n = int(jobs.samples.counts[i])
+            work = jobs.work.bind({name: float(values[i]) for name, values in jobs.options.items()})
+            received = jobs.models[jobs.received[i]]
+            state = {name: values[i] for name, values in jobs.state.items()}
+            ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
+            key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
+            data = self._client(self._chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            if type(work).score is not LocalSGD.score:
+                data = replace(data, scores=data.scan(partial(work.score, task, received)))
+
+            def mini_batches() -> Iterator[Batch]:
+                for number in range(int(steps[i])):
+                    stored = batches.stored(number)
+                    size = sizes[i][stored]
+                    inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
+                    if inputs.ndim == 4:  # images: the layout a CPU convolves fastest
+                        inputs = inputs.contiguous(memory_format=torch.channels_last)
+                    weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
+                    yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
+
+            params, carry = work.start(task, received, state, data)
+            if plain_sgd.applies(task, work, ()):
+                most = int(steps[i]) * rows.shape[-1]
+                counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
+                params = params + self._plain.run_client(task, params, work.lr, most, counted)
+            else:
+                for batch in mini_batches():
+                    params, carry = work.step(task, params, carry, batch)
+            return *work.answer(task, received, params, carry, state, data), params
+
+        def share(worker: int) -> None:
+            with torch.no_grad():
+                for i in range(worker, len(steps), workers):
+                    *blocks, params = one(self._single[worker], i)
+                    for block, named in zip((payload, new_state), blocks, strict=True):
+                        for name, value in named.items():
+                            block[name][i].copy_(value)
+                    if keep:
+                        kept[i] = params
+
+        with threads(1), ThreadPoolExecutor(workers, initializer=torch.get_num_threads) as pool:
+            list(pool.map(share, range(workers)))
+        return payload, new_state, {"params": torch.stack(kept)} if keep else {}

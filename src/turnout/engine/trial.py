@@ -1,0 +1,90 @@
+"""Which form of convolution is fastest for a model on this device: tried once, and remembered.
+
+The choice changes the last bits of a result, so it is written into the run (`plan.json`) and kept for later ones in the
+user's cache (`$XDG_CACHE_HOME/turnout` or `~/.cache/turnout`): the same machine goes on making the same choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
+from turnout.core.ragged import Ragged
+from turnout.engine.chain import Chain
+from turnout.engine.convolutions import FORMS, HAS_TRITON
+from turnout.engine.graphs import GraphedSGD
+from turnout.engine.plain_sgd import Assignment
+from turnout.engine.plan import Plan
+from turnout.local.sgd import LocalSGD
+from turnout.task.task import Task
+
+CLIENTS, BATCH, STEPS, REPEATS = 32, 10, 8, 3  # of a trial: enough for the device to be what takes the time
+
+
+def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> str:
+    """The plan's form of convolution, or the one to use where it says `auto`."""
+    if plan.convolution != "auto":
+        return plan.convolution
+    if plan.device == "cpu" or plan.kernels == "general" or not _has_choice(task):
+        return "client_by_client"
+    device = torch.cuda.get_device_name(plan.device)
+    about = f"{task.module} {tuple(inputs.shape[1:])} {plan.precision} {device} torch {torch.__version__}"
+    file = _cache() / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))["convolution"]
+        if known in FORMS:
+            return str(known)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in _candidates()}
+    fastest = min(seconds, key=seconds.__getitem__)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"about": about, "convolution": fastest, "seconds": seconds}, indent=1))
+    except OSError:
+        pass  # a machine without a place for it tries again next time
+    return fastest
+
+
+def _has_choice(task: Task) -> bool:
+    return (
+        any(isinstance(layer, nn.Conv2d) for layer in task.module.modules()) and Chain.of(task, "patches") is not None
+    )
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
+
+
+def _candidates() -> list[str]:
+    return [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
+
+
+def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
+    """The shortest time of a small cohort's training."""
+    sgd, clients = GraphedSGD(task, inputs, targets, plan), np.arange(CLIENTS)
+    samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
+    times = []
+    work, steps = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), np.full(CLIENTS, STEPS)
+    assigned = Assignment(work, task.initial[None], np.zeros(CLIENTS, int), 0.0, clients, samples, steps)
+    for _ in range(1 + REPEATS):  # once to capture
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        try:
+            sgd.train(assigned)
+            torch.cuda.synchronize()
+        except (RuntimeError, UserError):  # no memory for it, or no such kernel
+            return math.inf
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])

@@ -1,0 +1,338 @@
+"""Underlays: the physical network between silos, read from a file, and the `Network` that silos see of it.
+
+`read` takes the name of a bundled one, or a `.json`, `.gml` or `.graphml` file (GML and GraphML as in the Internet
+Topology Zoo: `label`, `Latitude`, `Longitude`, `LinkSpeedRaw`). The JSON of your own network:
+
+    {"name": "hospitals",
+     "nodes": [{"name": "Turin", "lat": 45.07, "lon": 7.69, "uplink": "1Gbps", "downlink": "2Gbps", "compute": "25ms"},
+               {"name": "Lyon", "lat": 45.76, "lon": 4.84},
+               {"name": "router 7", "silo": false}],
+     "links": [{"source": "Turin", "target": "Lyon", "capacity": "10Gbps"},
+               {"source": "Lyon", "target": "router 7", "km": 12},
+               {"source": "Turin", "target": "router 7", "latency_ms": 3.1}]}
+
+Everything but names and ends is optional, as long as every link has `km`, `latency_ms` or coordinates at both ends
+(then it is as long as the great circle). Plain numbers are bits a second and seconds; a downlink is as fast as the
+uplink unless it is stated. `id` and `label` of nodes, `distance_km` and `capacity_bps` of links are understood too.
+
+Silos talk along the shortest route (Marfoq et al., NeurIPS 2020, and their published cycle times):
+
+    l(i, j) = 0.0085 ms x km of the route + 4 ms,    A(i, j) = 1 / sum over its links of 1 / capacity
+
+that is capacity / hops where all links are alike.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from turnout.core.errors import UserError, unknown
+from turnout.core.random import FloatArray
+from turnout.peers import quantities
+from turnout.peers.network import Network
+
+SECONDS_PER_KM = 0.0085e-3
+SECONDS_PER_ROUTE = 4e-3
+DETOUR = 1e-9  # seconds a hop: of equally long routes, the one with fewer hops
+CORE = 1e9
+EARTH_KM = 6371.0
+LatencyMode = Literal["per_path", "per_hop"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A silo, or a router that only forwards."""
+
+    name: str
+    silo: bool = True
+    position: tuple[float, float] | None = None  # longitude, latitude
+    uplink: float | None = None
+    downlink: float | None = None
+    compute: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two nodes, both ways; `seconds` is a measured latency, otherwise it follows from the distance."""
+
+    ends: tuple[int, int]
+    km: float | None = None
+    seconds: float | None = None
+    capacity: float | None = None
+
+    @property
+    def propagation(self) -> float:
+        return self.seconds if self.seconds is not None else SECONDS_PER_KM * cast(float, self.km)
+
+
+@dataclass(frozen=True)
+class Underlay:
+    """Nodes and links as the file has them."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    description: str = ""
+
+    @property
+    def silos(self) -> list[int]:
+        return [index for index, node in enumerate(self.nodes) if node.silo]
+
+    def compute_time(self) -> FloatArray | None:
+        """`[N]` seconds of a local step, where the file states them."""
+        stated = [self.nodes[index].compute for index in self.silos]
+        if all(value is None for value in stated):
+            return None
+        self._complete("compute", stated, "a time for every silo, or for none")
+        return np.array(stated, np.float64)
+
+    def network(
+        self, access: float | None = None, core: float | None = None, latency_mode: LatencyMode = "per_path"
+    ) -> Network:
+        """What the silos see. A rate given here is everybody's; else the file's, and for links without one 1 Gbit/s."""
+        if latency_mode not in get_args(LatencyMode):
+            raise unknown("latency_mode", latency_mode, get_args(LatencyMode))
+        silos = self.silos
+        nodes = [self.nodes[index] for index in silos]
+        uplink = [access or node.uplink for node in nodes]
+        self._complete("uplink", uplink, "a capacity in the file, or give one for all silos with --access")
+        downlink = [access or node.downlink or node.uplink for node in nodes]
+        latency, core_rate, links = self._routes(core, latency_mode)
+        positions = [node.position for node in nodes]
+        return Network(
+            tuple(node.name for node in nodes),
+            latency,
+            core_rate,
+            np.array(uplink, np.float64),
+            np.array(downlink, np.float64),
+            ~np.eye(len(silos), dtype=np.bool_),
+            links,
+            np.array(positions, np.float64) if all(positions) else None,
+        )
+
+    def _complete(self, what: str, values: list[float | None], allowed: str) -> None:
+        missing = [self.nodes[i].name for i, value in zip(self.silos, values, strict=True) if value is None]
+        if missing:
+            raise UserError(f"underlay {self.name}: silo {missing[0]} has no {what}; it needs {allowed}")
+
+    def _routes(self, core: float | None, latency_mode: LatencyMode) -> tuple[FloatArray, FloatArray, Any]:
+        """`[N, N]` latency, bandwidth, and whether a direct link or routers alone lie between two silos."""
+        import networkx as nx
+
+        graph = nx.Graph()
+        graph.add_nodes_from(range(len(self.nodes)))
+        for link in sorted(self.links, key=lambda link: -link.propagation):  # of parallel links the shortest stays
+            graph.add_edge(*link.ends, link=link, weight=link.propagation + DETOUR)
+        silos = self.silos
+        latency, slowness = np.zeros((2, len(silos), len(silos)))
+        adjacent = np.zeros((len(silos), len(silos)), np.bool_)
+        for i, source in enumerate(silos):
+            paths = nx.single_source_dijkstra_path(graph, source)
+            for j, target in enumerate(silos[:i]):
+                if target not in paths:
+                    raise UserError(
+                        f"underlay {self.name}: not connected; there is no route between "
+                        f"{self.nodes[target].name} and {self.nodes[source].name}"
+                    )
+                path = paths[target]
+                hops = [graph.edges[hop]["link"] for hop in pairwise(path)]
+                estimated = sum(link.seconds is None for link in hops)
+                fixed = SECONDS_PER_ROUTE * (min(1, estimated) if latency_mode == "per_path" else estimated)
+                latency[i, j] = latency[j, i] = sum(link.propagation for link in hops) + fixed
+                slowness[i, j] = slowness[j, i] = sum(1 / (core or link.capacity or CORE) for link in hops)
+                routers_only = not any(self.nodes[node].silo for node in path[1:-1])
+                adjacent[i, j] = adjacent[j, i] = routers_only or graph.has_edge(source, target)
+        with np.errstate(divide="ignore"):
+            return latency, 1 / slowness, adjacent
+
+
+def names() -> list[str]:
+    """Of the bundled underlays."""
+    folder = resources.files("turnout.peers") / "measured"
+    return sorted(path.name.removesuffix(".json") for path in folder.iterdir() if path.name.endswith(".json"))
+
+
+def read(source: str | Path) -> Underlay:
+    """A bundled underlay by name, or a .json, .gml or .graphml file."""
+    path = Path(source)
+    if str(source) in names():
+        return parse(json.loads((resources.files("turnout.peers") / "measured" / f"{source}.json").read_text("utf-8")))
+    if path.suffix not in _READERS:
+        raise unknown(f"underlay (neither bundled nor a {', '.join(_READERS)} file)", str(source), names())
+    try:
+        document = _READERS[path.suffix](path)
+    except OSError as error:
+        raise UserError(f"underlay {source}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # whatever a parser raises on text that is not of its format
+        raise UserError(f"underlay {source}: not a valid {path.suffix} file ({error})") from error
+    return parse(document, path.stem)
+
+
+def parse(document: Any, name: str = "underlay") -> Underlay:
+    """An underlay from the JSON of a file."""
+    if not isinstance(document, dict) or not all(isinstance(document.get(part), list) for part in ("nodes", "links")):
+        raise UserError(f"underlay {name}: it must be an object with the lists nodes and links")
+    name = str(document.get("name") or name)
+    named: dict[Any, int] = {}
+    nodes: list[Node] = []
+    for number, given in enumerate(document["nodes"]):
+        node = _Fields(f"underlay {name}: node {number}", given)
+        label = str(node.first("name", "label", "id", default=number))
+        if label in named:
+            label = f"{label} ({node.first('id', default=number)})"
+        for handle in {label, node.first("id", default=label)}:
+            if handle in named:
+                raise UserError(f"underlay {name}: two nodes are called {handle!r}; every node needs its own name")
+            named[handle] = number
+        nodes.append(node.node(label))
+    if not any(node.silo for node in nodes):
+        raise UserError(f"underlay {name}: no node is a silo; at least one must be")
+    links = []
+    for number, given in enumerate(document["links"]):
+        link = _Fields(f"underlay {name}: link {number}", given)
+        ends = [link.first("source"), link.first("target")]
+        for end in ends:
+            if not isinstance(end, str | int) or end not in named:
+                raise UserError(f"underlay {name}: link {number} ends at {end!r}, which is no node's name or id")
+        links.append(link.link((named[ends[0]], named[ends[1]]), nodes))
+    return Underlay(name, tuple(nodes), tuple(links), str(document.get("description", "")))
+
+
+class _Fields:
+    """The fields of a node or a link, checked one by one."""
+
+    def __init__(self, where: str, given: Any) -> None:
+        if not isinstance(given, dict):
+            raise UserError(f"{where} is {given!r}; it must be an object with named fields")
+        self.where, self.given = where, given
+
+    def first(self, *keys: str, default: Any = None) -> Any:
+        return next((self.given[key] for key in keys if self.given.get(key) is not None), default)
+
+    def number(self, *keys: str, low: float = -math.inf, high: float = math.inf) -> float | None:
+        value = self.first(*keys)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (low <= number <= high and math.isfinite(number)):
+            raise UserError(f"{self.where}: {keys[0]} {value!r} must be a number from {low:g} to {high:g}")
+        return number
+
+    def quantity(self, parser: Callable[[str, str], float], *keys: str, positive: bool = True) -> float | None:
+        value = self.first(*keys)
+        if isinstance(value, str):
+            return parser(f"{self.where}: {keys[0]}", value)
+        number = self.number(*keys, low=0)
+        if positive and number == 0:
+            raise UserError(f"{self.where}: {keys[0]} is 0; it must be above 0")
+        return number
+
+    def node(self, name: str) -> Node:
+        silo = self.first("silo", default=True)
+        if not isinstance(silo, bool):
+            raise UserError(f"{self.where}: silo {silo!r} must be true or false")
+        lon, lat = self.number("lon", low=-180, high=180), self.number("lat", low=-90, high=90)
+        return Node(
+            name,
+            silo,
+            None if lon is None or lat is None else (lon, lat),
+            self.quantity(quantities.rate, "uplink"),
+            self.quantity(quantities.rate, "downlink"),
+            self.quantity(quantities.seconds, "compute", positive=False),
+        )
+
+    def link(self, ends: tuple[int, int], nodes: list[Node]) -> Link:
+        km, milliseconds = self.number("km", "distance_km", low=0), self.number("latency_ms", low=0)
+        one, other = (nodes[end] for end in ends)
+        if km is None and milliseconds is None:
+            if one.position is None or other.position is None:
+                raise UserError(
+                    f"{self.where} ({one.name} - {other.name}) has no length; "
+                    "it needs km, latency_ms, or lat and lon at both ends"
+                )
+            km = haversine(one.position, other.position)
+        seconds = None if milliseconds is None else milliseconds / 1e3
+        return Link(ends, km, seconds, self.quantity(quantities.rate, "capacity", "capacity_bps"))
+
+
+def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Kilometres along the great circle between two (longitude, latitude)."""
+    (lon1, lat1), (lon2, lat2) = (map(math.radians, place) for place in (one, other))
+    half = math.sin((lat2 - lat1) / 2) ** 2 + math.cos(lat1) * math.cos(lat2) * math.sin((lon2 - lon1) / 2) ** 2
+    return 2 * EARTH_KM * math.asin(min(1.0, math.sqrt(half)))
+
+
+def measured(latency: Path, bandwidth: Path, access: float = math.inf) -> Network:
+    """From two CSV files, milliseconds and Mbit/s: a header with the silos' names, then a row a sender.
+
+    An empty cell of either, or of none, says that the two cannot talk; so does the diagonal.
+    """
+    silos, milliseconds = _matrix(latency)
+    others, megabits = _matrix(bandwidth)
+    if silos != others:
+        raise UserError(f"network {bandwidth}: its silos are not those of {latency}, in the same order")
+    connected = ~np.isnan(milliseconds) & ~np.isnan(megabits) & ~np.eye(len(silos), dtype=np.bool_)
+    capacity = np.full(len(silos), access)
+    seconds = np.where(connected, milliseconds / 1e3, 0.0)
+    return Network(silos, seconds, np.where(connected, megabits * 1e6, np.inf), capacity, capacity, connected)
+
+
+def _matrix(path: Path) -> tuple[tuple[str, ...], FloatArray]:
+    try:
+        header, *rows = list(csv.reader(path.read_text("utf-8").splitlines()))
+        values = np.array([[float(cell) if cell.strip() else math.nan for cell in row] for row in rows])
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"network {path}: not a CSV file with a header of names and rows of numbers ({error})"
+        ) from error
+    if values.shape != (len(header), len(header)):
+        raise UserError(f"network {path}: {len(header)} names need as many rows and columns, found {values.shape}")
+    return tuple(name.strip() for name in header), values
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def _read_gml(path: Path) -> dict[str, Any]:
+    import networkx as nx
+
+    return _from_zoo(nx.read_gml(path, label="id"))
+
+
+def _read_graphml(path: Path) -> dict[str, Any]:
+    import networkx as nx
+
+    return _from_zoo(nx.read_graphml(path))
+
+
+def _from_zoo(graph: Any) -> dict[str, Any]:
+    """The JSON of a graph in the Topology Zoo's words; fields in ours stay as they are."""
+
+    def renamed(fields: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+        return {words.get(field, field): value for field, value in fields.items()}
+
+    ends: Iterable[tuple[Any, Any, Mapping[str, Any]]] = graph.edges(data=True)
+    return {
+        "name": graph.graph.get("Network"),
+        "nodes": [{**renamed(fields, _NODE_WORDS), "id": node} for node, fields in graph.nodes(data=True)],
+        "links": [{**renamed(fields, _LINK_WORDS), "source": one, "target": other} for one, other, fields in ends],
+    }
+
+
+_NODE_WORDS = {"Latitude": "lat", "Longitude": "lon"}
+_LINK_WORDS = {"LinkSpeedRaw": "capacity", "distance": "km"}
+_READERS: dict[str, Callable[[Path], Any]] = {".json": _read_json, ".gml": _read_gml, ".graphml": _read_graphml}

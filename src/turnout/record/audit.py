@@ -1,0 +1,184 @@
+"""The turnout audit: whose data counted, against whose data was meant to count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.server.observer import Observer, Round
+from turnout.server.updates import ARRIVED, together
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+_MOST_NEW = 10_000
+_ROUND_OFF = 1e-12  # relative
+_CONCERNED = "clients of "  # a tensor's name in a checkpoint
+_OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked")  # events that are not of the training
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the audit found. Arrays are over clients."""
+
+    rounds: int
+    intended: FloatArray  # mean importance a round
+    realised: FloatArray  # mean realised weight a round
+    ratio: FloatArray  # realised share / intended share; NaN where nothing was intended
+    contributions: IntArray  # updates used
+    never_heard: IntArray  # clients that were meant to count and never did
+    chi_square: float  # sum (share - intended)^2 / intended: 0 when everybody counted as meant
+    weight_variance: float  # sum over clients of the variance of their weight from round to round
+    mean_weight: float  # mean sum of weights a round: 1 for a full step
+    staleness: dict[int, int]  # updates used, by staleness
+    failures: dict[str, int]  # jobs that brought nothing, by reason
+    events: dict[str, int]  # what else was logged, by kind: how many times
+    event_clients: dict[str, int]  # of how many different clients, where it was of clients
+    linear: bool  # False: weights are selection counts, the rule was not a weighted sum
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scripts: everything but the per-client arrays."""
+        heard = self.ratio[self.contributions > 0]
+        return {
+            "rounds": self.rounds,
+            "clients": len(self.intended),
+            "contributions": int(self.contributions.sum()),
+            "never_heard": len(self.never_heard),
+            "ratio_min": float(np.nanmin(heard)) if len(heard) else None,
+            "ratio_max": float(np.nanmax(heard)) if len(heard) else None,
+            "chi_square": self.chi_square,
+            "weight_variance": self.weight_variance,
+            "mean_weight": self.mean_weight,
+            "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
+            "failures": self.failures,
+            "events": self.events,
+            "event_clients": self.event_clients,
+            "linear": self.linear,
+        }
+
+
+class Audit(Observer):
+    """Adds up realised weights from the record of every round."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._new: list[tuple[int, list[int] | IntArray, FloatArray, IntArray]] = []  # rounds that are not added up yet
+        self._rows = 0  # in them
+        self._staleness: dict[int, int] = {}
+        self._failures: dict[str, int] = {}
+        self._events: dict[str, int] = {}
+        self._concerned: dict[str, NDArray[np.bool_]] = {}  # by kind of event: [N] whom it was about
+        self._rounds = 0
+        self._linear = True
+
+    def on_start(self, server: Server) -> None:
+        if not self._started:
+            clients = server.population.size
+            self._started = True
+            self._intended, self._realised, self._squares = (np.zeros(clients) for _ in range(3))
+            self._contributions = np.zeros(clients, np.int64)
+
+    def on_round(self, server: Server, record: Round) -> None:
+        self._rounds += 1
+        self._intended += server.importance
+        self._linear &= record.linear
+        crew = together(record.jobs)
+        clients = [job.client for job in record.jobs] if crew is None else crew.client
+        self._new.append((self._rounds, clients, record.weights.copy(), record.staleness.copy()))
+        self._rows += len(clients)
+        for job in record.jobs if crew is None else ():
+            if job.outcome != ARRIVED and not job.logged:
+                self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
+        if self._rows > _MOST_NEW:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Bring the sums up to date. A client's weights in one round are one weight."""
+        rounds = self._new
+        self._new, self._rows = [], 0
+        if not rounds:
+            return
+        number = np.repeat([row[0] for row in rounds], [len(row[2]) for row in rounds])
+        client, weight, staleness = (np.concatenate([row[i] for row in rounds]) for i in (1, 2, 3))
+        used = weight != 0
+        if not used.any():
+            return
+        number, client, weight, staleness = number[used], client[used].astype(np.int64), weight[used], staleness[used]
+        pairs, place = np.unique(number * len(self._realised) + client, return_inverse=True)
+        in_round, clients = np.bincount(place, weight), pairs % len(self._realised)
+        np.add.at(self._contributions, client, 1)
+        np.add.at(self._realised, clients, in_round)
+        np.add.at(self._squares, clients, in_round**2)
+        for age, count in zip(*np.unique(staleness, return_counts=True), strict=True):
+            self._staleness[int(age)] = self._staleness.get(int(age), 0) + int(count)
+
+    def on_event(self, server: Server, event: Any) -> None:
+        if event.kind in _OF_THE_PROCESS:
+            return
+        self._events[event.kind] = self._events.get(event.kind, 0) + 1
+        clients = event.facts.get("clients", event.facts.get("client"))
+        if "client" in event.facts or isinstance(clients, list):
+            nobody = np.zeros(server.population.size, bool)
+            self._concerned.setdefault(event.kind, nobody)[clients] = True
+
+    @property
+    def findings(self) -> Findings:
+        self._add_up()
+        rounds = max(1, self._rounds)
+        intended, realised = self._intended / rounds, self._realised / rounds
+        meant, total = intended > 0, realised.sum()
+        share = realised / total if total else realised
+        ratio = np.divide(share, intended, out=np.full(len(share), np.nan), where=meant)
+        return Findings(
+            rounds=self._rounds,
+            intended=intended,
+            realised=realised,
+            ratio=ratio,
+            contributions=self._contributions,
+            never_heard=np.flatnonzero(meant & (self._contributions == 0)),
+            chi_square=float((np.square(share - intended)[meant] / intended[meant]).sum()),
+            weight_variance=_variance(self._squares / rounds, realised),
+            mean_weight=float(total),
+            staleness=self._staleness,
+            failures=self._failures,
+            events=self._events,
+            event_clients={kind: int(clients.sum()) for kind, clients in self._concerned.items()},
+            linear=self._linear,
+        )
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        self._add_up()
+        facts = {
+            "rounds": self._rounds,
+            "linear": self._linear,
+            "staleness": sorted(self._staleness.items()),
+            "failures": self._failures,
+            "events": self._events,
+        }
+        arrays = {name: getattr(self, f"_{name}") for name in ("intended", "realised", "squares", "contributions")}
+        arrays |= {f"{_CONCERNED}{kind}": clients for kind, clients in self._concerned.items()}
+        return facts, {name: torch.as_tensor(value) for name, value in arrays.items()}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._started = True
+        self._rounds, self._linear = facts["rounds"], facts["linear"]
+        self._staleness = {int(k): int(v) for k, v in facts["staleness"]}
+        self._failures, self._events = facts["failures"], facts["events"]
+        for name, value in tensors.items():
+            if name.startswith(_CONCERNED):
+                self._concerned[name.removeprefix(_CONCERNED)] = value.numpy().copy()
+            else:
+                setattr(self, f"_{name}", value.numpy().copy())
+
+
+def _variance(mean_square: FloatArray, mean: FloatArray) -> float:
+    """Of weights that are always the same it is 0, whatever rounding leaves of the difference."""
+    difference = mean_square - mean**2
+    return float(np.where(difference > _ROUND_OFF * mean_square, difference, 0.0).sum())

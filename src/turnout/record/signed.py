@@ -1,0 +1,82 @@
+"""An append-only log that shows every later change: each line carries the hash of the line before.
+
+A line is one JSON object with sorted keys and no spaces; its `hash` is the SHA-256 of the line without it, and
+`previous` is the hash of the line before (zeros for the first). Whoever cuts off the last lines leaves a log that is
+whole in itself: keep the last hash, which every certificate names, somewhere else too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from turnout.core.errors import UserError
+from turnout.core.files import write_text
+
+Entry = dict[str, Any]
+FIRST = "0" * 64
+
+
+def line_of(entry: Entry) -> str:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def hash_of(entry: Entry) -> str:
+    return hashlib.sha256(
+        line_of({name: value for name, value in entry.items() if name != "hash"}).encode()
+    ).hexdigest()
+
+
+class AuditLog:
+    """The entries of one run, read from its file and checked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[Entry] = []
+        if path.exists():
+            self.entries = read(path)
+
+    @property
+    def head(self) -> str:
+        return str(self.entries[-1]["hash"]) if self.entries else FIRST
+
+    def append(self, event: str, request: int, **facts: Any) -> Entry:
+        """The new entry, once it is safely on the disk."""
+        entry: Entry = {
+            "number": len(self.entries),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "event": event,
+            "request": request,
+            **facts,
+            "previous": self.head,
+        }
+        entry = json.loads(line_of(entry))  # as it will be read back
+        entry["hash"] = hash_of(entry)
+        write_text(self.path, "".join(f"{line_of(each)}\n" for each in (*self.entries, entry)))
+        self.entries.append(entry)
+        return entry
+
+    def find(self, event: str, request: int) -> Entry | None:
+        return next((e for e in self.entries if (e["event"], e["request"]) == (event, request)), None)
+
+
+def read(path: Path) -> list[Entry]:
+    """All entries, or a sentence that says which is not as it was written."""
+    previous, entries = FIRST, list[Entry]()
+    lines = path.read_bytes().split(b"\n")
+    if lines.pop():
+        raise UserError(f"audit log {path}: its last line is not whole; the log was changed")
+    for number, line in enumerate(lines):
+        try:
+            entry = json.loads(line)
+            same = line == line_of(entry).encode() and entry["hash"] == hash_of(entry)
+            if not same or entry["previous"] != previous or entry["number"] != number:
+                raise ValueError
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"audit log {path}: line {number + 1} is not as it was written") from error
+        previous = entry["hash"]
+        entries.append(entry)
+    return entries

@@ -1,0 +1,135 @@
+"""The sensitivity table of one branch: what each round's updates say of how far each client moved the model.
+
+Fraboni et al., "SIFU: sequential informed federated unlearning", AISTATS 2024, theorem 1 and corollary 1. A round that
+moves the model by a step `a` times the mean update, mean over shares p_i, would have moved it without the clients W by
+
+    d(W) <= sum over i in W of p_i / (1 - p_W) * a * |update_i - mean update|          (equal for one client)
+
+further away, or by all of its move where nobody else took part. Where local work does not drive models apart,
+
+    psi(0, W) = 0,      psi(n + 1, W) = contraction * psi(n, W) + d_n(W)
+
+bounds the distance to the model that was trained without W, on the same draws. The contraction is 1 for the plain
+bound; with losses of curvature at least lambda + mu it is |1 - a| + a (1 - lr (lambda + mu))^steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round: its updates, row by row."""
+
+    clients: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # p_i
+    distances: list[float] = field(default_factory=list)  # a * |update_i - mean update|
+    moved: float = 0.0  # a * |mean update|
+    contraction: float = 1.0
+    joint: list[float] = field(default_factory=list)  # d of the groups known beforehand
+
+    @classmethod
+    def of(
+        cls,
+        clients: IntArray,
+        weights: FloatArray,
+        updates: Tensor,
+        server_lr: float = 1.0,
+        *,
+        shares: FloatArray | None = None,
+        contraction: float = 1.0,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> Turn:
+        """`updates` is `[k, P]`; other `shares` than the realised ones are for comparison with the paper's code."""
+        total = float(weights.sum())
+        if not len(clients):
+            return cls()
+        if total <= 0:  # nobody can be left out of such a mean
+            return cls(moved=server_lr * float((torch.as_tensor(weights).to(updates) @ updates).norm()))
+        step, shares = server_lr * total, weights / total if shares is None else shares
+        mean = torch.tensordot(torch.as_tensor(weights / total).to(updates), updates, dims=1)
+        apart = updates - mean
+        moved = step * float(mean.norm())
+        joint = []
+        for group in groups:
+            part = np.where(np.isin(clients, group), shares, 0.0)
+            left = 1 - float(part.sum())
+            change = torch.tensordot(torch.as_tensor(part).to(apart), apart, dims=1)
+            joint.append(step * float(change.norm()) / left if left > 1e-12 else moved)
+        distances = apart.norm(dim=1).double().mul(step)
+        return cls(clients.tolist(), shares.tolist(), distances.tolist(), moved, contraction, joint)
+
+    def increment(self, group: Collection[int]) -> float:
+        """d of clients that leave together, by the triangle inequality; exact for one."""
+        if not self.clients:  # nobody knows whose move it was
+            return self.moved
+        gone = [row for row, client in enumerate(self.clients) if client in group]
+        if not gone:
+            return 0.0
+        left = 1 - sum(self.shares[row] for row in gone)
+        if len(gone) == len(self.clients) or left < 1e-12:
+            return self.moved
+        return sum(self.shares[row] * self.distances[row] for row in gone) / left
+
+    def alone(self) -> tuple[IntArray, FloatArray]:
+        """The clients of the round, and d of each that leaves alone."""
+        clients, place = np.unique(self.clients, return_inverse=True)
+        left = 1 - np.bincount(place, self.shares)
+        parts = np.bincount(place, np.multiply(self.shares, self.distances))
+        others = (left >= 1e-12) & (len(clients) > 1)
+        return clients, np.divide(parts, left, out=np.full(len(clients), self.moved), where=others)
+
+
+@dataclass
+class Table:
+    """The turns of one branch."""
+
+    groups: list[list[int]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    def psi(self, clients: Iterable[int], rule: str = "sum") -> FloatArray:
+        """`[N + 1]` the bound of these clients after 0, 1, ... rounds."""
+        gone = frozenset(clients)
+        if rule == "max":
+            largest: FloatArray = np.max([self.psi([client]) for client in gone], axis=0)
+            return largest
+        if rule == "joint" and len(gone) > 1:
+            return self._grown(turn.joint[self._group(gone)] for turn in self.turns)
+        return self._grown(turn.increment(gone) for turn in self.turns)
+
+    def _grown(self, increments: Iterable[float]) -> FloatArray:
+        psi = np.zeros(len(self.turns) + 1)
+        for number, increment in enumerate(increments):
+            psi[number + 1] = self.turns[number].contraction * psi[number] + increment
+        return psi
+
+    def _group(self, clients: frozenset[int]) -> int:
+        known = [frozenset(group) for group in self.groups]
+        if clients not in known:
+            raise UserError(
+                f"unlearning.group_rule: joint needs the clients {sorted(clients)} to be a group in unlearning.groups "
+                "when the run begins; use sum"
+            )
+        return known.index(clients)
+
+    def lines(self, first: int = 0) -> Iterable[str]:
+        """The turns from that one on, as JSON, a line each."""
+        return (json.dumps(asdict(turn)) for turn in self.turns[first:])
+
+    @classmethod
+    def read(cls, lines: Iterable[str], facts: Mapping[str, Any]) -> Table:
+        return cls([list(group) for group in facts["groups"]], [Turn(**json.loads(line)) for line in lines])

@@ -1,0 +1,73 @@
+"""What a run promises to those who may ask to be forgotten: decided before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from turnout.core.errors import UserError, check_positive, unknown
+from turnout.record import calibration
+from turnout.record.lineage import BUDGETS
+
+BOUNDS = ("plain", "contracted")
+GROUP_RULES = ("sum", "max", "joint")
+RETENTIONS = ("all", "frugal", "thinned")
+WEIGHTS = ("realised", "population")
+
+
+@dataclass(frozen=True)
+class Unlearning:
+    """A budget (`epsilon`, `delta`), the noise `sigma` of every rollback, and how sensitivity is bounded and kept.
+
+    `retention` says which models are kept to roll back to: `all`, every `every`-th (`thinned`), or for each client the
+    last one it may be rolled back to (`frugal`). `bound` is `plain`, or `contracted` for losses of that
+    `strong_convexity`. `group_rule` is the bound of clients that leave together: `sum`, `joint` for `groups` known
+    before training, or `max` as in the paper, which covers each of them alone. `convex` and `smoothness` (L) are what
+    you know of the loss: the certificate says what they are needed for. `weights` population is the paper's code.
+    `budget` per_client_total keeps (epsilon, delta) over all requests; per_branch, the paper's, for every cut alone.
+    """
+
+    track: bool = True
+    epsilon: float = 10.0
+    delta: float = 0.01
+    sigma: float = 0.05
+    retention: str = "all"
+    every: int = 10
+    calibration: str = "analytic"
+    bound: str = "plain"
+    group_rule: str = "sum"
+    budget: str = "per_client_total"
+    weights: str = "realised"
+    convex: bool = False
+    smoothness: float | None = None
+    strong_convexity: float = 0.0
+    groups: Sequence[Sequence[int]] = ()
+    always_noise: bool = False  # also where the model rolled back to has seen no data
+
+    def __post_init__(self) -> None:
+        calibration.check_budget(self.epsilon, self.delta)
+        for name, allowed in (
+            ("retention", RETENTIONS),
+            ("calibration", calibration.CALIBRATIONS),
+            ("bound", BOUNDS),
+            ("group_rule", GROUP_RULES),
+            ("budget", BUDGETS),
+            ("weights", WEIGHTS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise unknown(f"unlearning.{name}", getattr(self, name), allowed)
+        for name in ("every", "smoothness"):
+            check_positive(f"unlearning.{name}", getattr(self, name))
+        for name in ("sigma", "strong_convexity"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"unlearning.{name}: {getattr(self, name)} must be a number of at least 0")
+        if self.group_rule == "joint" and not self.groups:
+            raise UserError("unlearning.group_rule: joint needs unlearning.groups, known before training; use sum")
+        if self.bound == "contracted" and self.retention == "frugal":
+            raise UserError("unlearning.retention: frugal needs unlearning.bound=plain, since another may fall again")
+
+    @cached_property
+    def threshold(self) -> float:
+        """psi*: the largest sensitivity the noise hides."""
+        return calibration.threshold(self.epsilon, self.delta, self.sigma, self.calibration)

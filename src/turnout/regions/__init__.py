@@ -1,1 +1,0 @@
-"""Training over regions: what the edges between clients and cloud count and estimate."""

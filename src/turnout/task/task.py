@@ -1,0 +1,357 @@
+"""A task: a plain `torch.nn.Module`, a loss for each sample, and what to measure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from turnout.core import random
+from turnout.core.errors import UserError, unknown
+from turnout.core.flat import Layout
+from turnout.core.random import mix
+from turnout.task.dropout import KeyedDropout, key_dropout
+from turnout.task.examine import draws_nothing, examine, largest, reason
+from turnout.task.models import LSTM, find_batchnorm
+
+SampleFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> [B]
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def _nll(outputs: Tensor, targets: Tensor) -> Tensor:
+    # F.nll_loss is decomposed in Python under vmap; this is one gather
+    return _per_sample(-outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _nll(F.log_softmax(outputs, -1), targets)
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs - targets.view_as(outputs)).square())
+
+
+def _hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)))
+
+
+def _squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)).square())
+
+
+def _class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs.argmax(-1) == targets).to(torch.float32))
+
+
+def _sign_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _per_sample((outputs * targets.view_as(outputs) > 0).to(torch.float32))
+
+
+LOSSES: dict[str, tuple[SampleFunction, dict[str, SampleFunction]]] = {
+    "cross_entropy": (_cross_entropy, {"accuracy": _class_accuracy}),
+    "nll": (_nll, {"accuracy": _class_accuracy}),
+    "mse": (_mse, {}),
+    "hinge": (_hinge, {"accuracy": _sign_accuracy}),
+    "squared_hinge": (_squared_hinge, {"accuracy": _sign_accuracy}),
+}
+
+
+RECURRENT = (nn.RNNBase, LSTM)
+
+
+def _features(layer: nn.Module, output: Any) -> Tensor | None:
+    """What a layer gives, `[B, ...]`; of a recurrent one the final hidden state of its last layer; else None."""
+    if isinstance(layer, nn.RNNBase):
+        state = output[1]
+        return cast(Tensor, (state[0] if isinstance(state, tuple) else state)[-1])
+    if isinstance(layer, LSTM):
+        return cast(Tensor, output[:, -1])
+    return output if isinstance(output, Tensor) else None
+
+
+def no_features(layer: str) -> UserError:
+    return UserError(f"layer: {layer!r} gives no tensor when the model is called; choose another")
+
+
+def find_layer(module: nn.Module, name: str) -> nn.Module:
+    """The layer of that name; the empty name is the model itself."""
+    layers: dict[str, nn.Module] = dict(module.named_modules())
+    if name not in layers:
+        raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
+    return layers[name]
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    """The last fully connected layer."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError("layer: the model has no fully connected layer; name the one whose output represents a sample")
+    return layers[-1]
+
+
+def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What a call of the model returns, and `[B, ...]` what a layer gives meanwhile (the last time it is asked) before
+    what follows it; of a recurrent layer the final hidden state. Without a name: what the last fully connected layer is
+    given."""
+    seen: Tensor | None = None
+
+    def look(watched: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        nonlocal seen
+        features = inputs[0] if layer is None else _features(watched, output)
+        seen = None if features is None else features.clone()  # what follows may work in place
+
+    hook = (last_linear(module) if layer is None else find_layer(module, layer)).register_forward_hook(look)
+    try:
+        outputs = call()
+    finally:
+        hook.remove()
+    if seen is None:
+        raise no_features(layer or "the last fully connected layer")
+    return outputs, seen
+
+
+def _tensor(outputs: Any) -> Tensor:
+    if not isinstance(outputs, Tensor) or not outputs.ndim:
+        kind = "one number" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise UserError(
+            f"model: it returns {kind}, and the loss compares one tensor with a row a sample; "
+            "wrap it in a module that returns that tensor alone"
+        )
+    return outputs
+
+
+class Task:
+    """Model + per-sample loss + metrics.
+
+    >>> task = Task(torch.nn.Linear(64, 10), loss="cross_entropy")
+    >>> losses = task.losses(task.initial, inputs, targets)         # [B]
+
+    `model` is a module, or a function without arguments that builds one (then its first weights are drawn by the seed
+    of the run, unless `seed` is given). `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns
+    one value a sample, or one for the batch. It may look at all samples of the batch.
+    """
+
+    coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
+    alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    _build: Callable[[], nn.Module] | None = None
+    _seed, _seed_given = 0, False
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: str | SampleFunction = "cross_entropy",
+        metrics: Mapping[str, SampleFunction] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._seed, self._seed_given = seed or 0, seed is not None
+        if not isinstance(model, nn.Module):
+            self._build = model
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed)
+                model = model()
+        offender = find_batchnorm(model)
+        if offender is not None:
+            raise UserError(
+                f"model: layer {offender} is BatchNorm, whose running statistics cannot be averaged over clients; "
+                "convert the model once with turnout.models.batchnorm_to_groupnorm(model)"
+            )
+        self.module = copy.deepcopy(model)
+        key_dropout(self.module.train())
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise unknown("task.loss", loss, LOSSES)
+            self.loss, default_metrics = LOSSES[loss]
+        else:
+            self.loss, default_metrics = loss, {}
+        self.metrics = dict(default_metrics if metrics is None else metrics)
+        self.layout = Layout(self.module)
+        if self.layout.size == 0:
+            raise UserError("model: it has no parameters to train")
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        first = {id(parameter): name for name, parameter in reversed(parameters.items())}
+        self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
+        self.initial = self.layout.flatten(parameters)
+        self.module.requires_grad_(False)
+        self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
+        self.bfloat16 = False  # whether the model computes in bfloat16
+        self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
+        layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
+        self._dropout = [f"{name}.key" if name else "key" for name in layers]
+
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
+        """The same task on another device or in another precision."""
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        moved.initial = self.initial.to(device=device, dtype=dtype)
+        return moved
+
+    def seeded(self, seed: int) -> Task:
+        """The same task, whose first weights are drawn by the seed of a run, unless they or their seed were given."""
+        build = self._build
+        if build is None or self._seed_given or seed == self._seed:
+            return self
+        drawn = Task(build, self.loss, self.metrics, seed).to(self.initial.device, self.initial.dtype)
+        task = copy.copy(self)
+        task.module, task.initial, task._seed = drawn.module, drawn.initial, seed
+        return task
+
+    def starting_from(self, model: Tensor) -> Task:
+        """The same task, whose training begins with these parameters `[P]`."""
+        if model.shape != self.initial.shape:
+            raise UserError(f"task: {len(model)} parameters to start from, the model has {self.size}")
+        started = copy.copy(self)
+        started.initial, started._seed_given = model.clone().to(self.initial.device), True
+        return started
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        return self.layout.size
+
+    def layers(self, params: Tensor) -> dict[str, Tensor]:
+        """Views of `params` ([..., P]) by name."""
+        return self.layout.unflatten(params)
+
+    def vector(self, layers: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `layers` of `[C, P]`, as a copy."""
+        return self.layout.flatten(layers, 1)
+
+    def models(
+        self, layers: dict[str, Tensor], weights: Tensor, key: Tensor
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+        """Every model that is trained, as views of `layers`, with what the samples of a batch count for it and the
+        randomness of its step: of one client, or with a leading dimension of a cohort."""
+        yield layers, weights, key
+
+    def initials(self, count: int) -> Tensor:
+        """`[count, P]` where so many models of this task begin, no two alike; the first where one alone would."""
+        return torch.stack([self.initial, *(self._another(number) for number in range(1, count))])
+
+    def _another(self, number: int) -> Tensor:
+        """Built anew with another seed; where that changes nothing, or a module was given, with a tenth of noise."""
+        if self._build is not None:
+            built = Task(self._build, self.loss, {}, self._seed + number).initial.to(self.initial)
+            if not torch.equal(built, self.initial):
+                return built
+        noise = torch.as_tensor(random.normal(random.key(self._seed, "another model", number), self.size))
+        noise = noise.to(self.initial)
+        named = self.layout.unflatten(noise)
+        for name, value in self.layout.unflatten(self.initial).items():
+            inputs = value.numel() // len(value) if value.ndim else 1
+            named[name].mul_(0.1 * (float(value.square().mean().sqrt()) or inputs**-0.5))
+        return self.initial + noise
+
+    def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """Model outputs for flat parameters [P]. With a key (int64 scalar) the model is in training mode."""
+        return self.call(self.layers(params), inputs, key)
+
+    def call(self, named: dict[str, Tensor], inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """The same for parameters by name."""
+        if self.module.training != (key is not None):
+            self.module.train(key is not None)
+        if key is not None and self._dropout:
+            named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
+        if self.bfloat16:
+            with torch.autocast(inputs.device.type, torch.bfloat16):
+                return _tensor(functional_call(self.module, named, (inputs,))).float()
+        return _tensor(functional_call(self.module, named, (inputs,)))
+
+    def features(self, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
+        """`[B, ...]` what a layer gives (the last time it is asked) before what follows it, in evaluation mode; of a
+        recurrent layer the final hidden state. Layers are called as in `module.named_modules()`."""
+        return self.represented(params, inputs, layer)[1]
+
+    def represented(self, params: Tensor, inputs: Tensor, layer: str | None) -> tuple[Tensor, Tensor]:
+        """Model outputs and the `features` they come from, in one pass; without a name those that the last fully
+        connected layer is given."""
+        return look_inside(self.module, layer, lambda: self.outputs(params, inputs))
+
+    def layer(self, name: str) -> nn.Module:
+        """The layer of that name; the empty name is the model itself."""
+        return find_layer(self.module, name)
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the tensors that every pass is given; the module keeps the others."""
+        return {*self.layout.names, *self._dropout}
+
+    @property
+    def first_linear(self) -> str:
+        """Name of the first fully connected layer; the model itself where it has none."""
+        linear = (name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear))
+        return next(linear, "")
+
+    def losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+        """`[B]` loss of each sample."""
+        losses = self.loss(self.outputs(params, inputs, key), targets)
+        if losses.ndim != 1 or len(losses) != len(inputs):
+            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(losses.shape)}")
+        return losses
+
+    def gradient(self, objective: Callable[[Tensor], Tensor], params: Tensor) -> Tensor:
+        """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
+        if self.vectorised:
+            return cast(Tensor, grad(objective)(params))
+        with torch.enable_grad():
+            leaf = params.detach().requires_grad_()
+            return torch.autograd.grad(objective(leaf), leaf)[0]
+
+    def measures(self, outputs: Tensor, targets: Tensor, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
+        """`[B]` loss and metrics of each sample, by name."""
+        functions = {"loss": self.loss, **self.metrics}
+        return {name: function(outputs, targets) for name, function in functions.items() if name not in leave_out}
+
+    def examine(self, inputs: Tensor, targets: Tensor) -> int:
+        """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
+        with draws_nothing("model: its forward pass in evaluation mode", inputs.device):
+            total = self.activations(largest(inputs))
+        measures, self.coupled, self.alone = examine(self, inputs, targets)
+        self.loss = measures.pop("loss")
+        self.metrics = measures
+        return total
+
+    @torch.no_grad()
+    def activations(self, sample: Tensor) -> int:
+        """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts it."""
+        total, shapes = 0, dict[str, tuple[int, ...]]()
+
+        def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
+            nonlocal total
+            total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
+            features = _features(layer, output)
+            shapes.pop(name, None)  # in the order of the last calls
+            if features is not None:
+                shapes[name] = tuple(features.shape[1:])
+
+        hooks = [layer.register_forward_hook(partial(count, name)) for name, layer in self.module.named_modules()]
+        try:
+            self.outputs(self.initial, sample)
+        except UserError:
+            raise
+        except Exception as error:
+            shape = tuple(sample.shape[1:])
+            raise UserError(f"model: it cannot process an input of shape {shape}: {reason(error)}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.layer_shapes = shapes
+        return total
+
+    def state_dict(self, params: Tensor) -> dict[str, Tensor]:
+        """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""
+        named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
+        state: dict[str, Tensor] = self.module.state_dict()
+        return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}
+
+    def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
+        """`[P]` the parameters in a `state_dict`."""
+        return self.layout.flatten(state).to(self.initial)
