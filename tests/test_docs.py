@@ -23,7 +23,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import turnout
-from turnout.cli.app import app
+from turnout.cli.commands import app
 from turnout.config import config
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,7 @@ SHORTER = {
 }
 OWN = {  # what stands for the reader's own
     "my.toml": config.builtin_text("digits"),
-    "my-network.json": resources.files("turnout").joinpath("underlays/gaia.json").read_text("utf-8"),
+    "my-network.json": resources.files("turnout.peers").joinpath("measured/gaia.json").read_text("utf-8"),
 }
 
 

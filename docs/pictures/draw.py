@@ -107,7 +107,7 @@ def timelines() -> Picture:
     """Four clients under three waiting policies, as scheduled."""
     seconds, names = np.array([1.0, 1.5, 2.5, 4.0]), ("fast", "", "", "slow")
     horizon, left, scale, row = 12.0, 64, 54.0, 24
-    data = turnout.datasets.Dataset("four", torch.zeros(4, 1), torch.zeros(4, 1), None)
+    data = turnout.Dataset("four", torch.zeros(4, 1), torch.zeros(4, 1), None)
     people = turnout.Population.of(data, clients=4, test="none", devices=turnout.devices.table(seconds))
     local = turnout.LocalSGD(lr=0.1)
     policies = (

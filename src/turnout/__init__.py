@@ -54,10 +54,12 @@ from turnout.clients.links import Links
 from turnout.clients.population import Population
 from turnout.clients.power import Power
 from turnout.clients.traces import Trace
+from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.version import VERSION
 from turnout.data import partition
+from turnout.data.dataset import Dataset
 from turnout.engine.plan import Plan
 from turnout.local.personaliser import KNNPersonaliser
 from turnout.local.sgd import LocalSGD
@@ -103,8 +105,8 @@ __version__ = VERSION
 __all__ = [
     "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "SIFU", "WERM",
     "AdaFed", "Algorithm", "Always", "AsyncFedAvg", "Bernoulli", "Binomial", "CAFed", "Centralised", "ClusteredFL",
-    "ClusteredSimilarity", "ClusteredSize", "Crashes", "DFedEM", "Detection", "Ditto", "Diurnal", "Evaluation",
-    "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
+    "ClusteredSimilarity", "ClusteredSize", "Crashes", "DFedEM", "Dataset", "Detection", "Ditto", "Diurnal",
+    "Evaluation", "Exchange", "Experiment", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedAvgRP",
     "FedBuff", "FedCS", "FedEM", "FedFix", "FedNova", "FedPer", "FedProf", "FedProx", "FedProxPlus", "FedRep",
     "FedYogi", "Fill", "Full", "Grouped", "HierFAVG", "HybridFL", "KNNPer", "KNNPersonaliser", "Links", "Local",
     "LocalSGD", "MLflow", "Markov", "Mifa", "Mocha", "MoreAvailable", "Network", "Observer", "Oort", "Optimal",
@@ -113,5 +115,5 @@ __all__ = [
     "SafaThesis", "Scaffold", "Schedule", "Screening", "Server", "Simulation", "Stopping", "StreamFedAvg",
     "Target", "Task", "TensorBoard", "Trace", "Unbiased", "Uniform", "Unlearning", "UserError", "Watch",
     "adversary", "arriving", "attack_run", "behaviour", "datasets", "devices", "execute", "memories", "models",
-    "partition", "read", "rehearse", "schedule", "simulate", "three_way",
+    "partition", "random", "read", "rehearse", "schedule", "simulate", "three_way",
 ]  # fmt: skip

@@ -1,5 +1,5 @@
 """`python -m turnout`: the command line."""
 
-from turnout.cli.app import app
+from turnout.cli.commands import app
 
 app()

@@ -9,11 +9,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+import turnout_studies as studies
 from turnout.cli._command import Json, print_json, sentences
 from turnout.cli._display import err, out
 from turnout.core.errors import UserError
 from turnout.core.statistics import without_round_off
-from turnout_studies import Study, find, names
 from turnout_studies.study import FAILS, Judgement, Results
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ def list_studies(as_json: Json = False) -> None:
 
     Example: turnout study list
     """
-    found = {name: find(name) for name in names()}
+    found = {name: studies.find(name) for name in studies.names()}
     if as_json:
         print_json(
             {
@@ -56,7 +56,7 @@ def show_study(
     Example: turnout study show asynchronous_bias
     """
     with sentences():
-        study = find(name)
+        study = studies.find(name)
         if folder is not None:
             results = study.read(folder)
             show_judgements(study, results, study.judge(results))
@@ -126,8 +126,8 @@ def run_studies(
     """
     found = []
     with sentences():
-        _check_strict(strict, names(), size)
-        for name in names():
+        _check_strict(strict, studies.names(), size)
+        for name in studies.names():
             found.append(_study(name, size, seeds, data, device, workers, folder / f"{name}-{size}", as_json))
     if as_json:
         print_json([document for document, _ in found])
@@ -137,7 +137,7 @@ def run_studies(
 
 def _check_strict(strict: bool, chosen: list[str], size: str) -> None:
     for name in chosen if strict else ():
-        study = find(name)
+        study = studies.find(name)
         why = study.not_judged(size) if size in study.sizes else None
         if why is not None:
             raise UserError(f"--strict: {study.name} has no verdicts to be strict about: {why}")
@@ -154,7 +154,7 @@ def _study(
     as_json: bool,
 ) -> tuple[dict[str, Any], bool]:
     """Run one, and show it unless it goes into a document; whether a claim does not hold."""
-    study = find(name)
+    study = studies.find(name)
     folder = folder or Path("runs") / f"{name}-{size}"
 
     def say(line: str) -> None:
@@ -176,7 +176,7 @@ def _study(
     return document, any(judgement.verdict == FAILS for judgement in judgements)
 
 
-def show_judgements(study: Study, results: Results, judgements: list[Judgement]) -> None:
+def show_judgements(study: studies.Study, results: Results, judgements: list[Judgement]) -> None:
     out.print(f"\n[bold]{study.name}[/bold], size {results.size}, {len(results.seeds)} seeds", highlight=False)
     if results.tuned:
         rates = ", ".join(f"{name} {rate:g}" for name, rate in results.tuned.items())

@@ -97,7 +97,7 @@ def test_draws_are_unbiased_and_vary_as_computed(monkeypatch: pytest.MonkeyPatch
     method, server = at_probabilities(Q, clients_per_round=4, aggregation="partial")
     centres, chance, value = np.cumsum(Q) - Q / 2, [], []
     for outcome in itertools.product(range(3), repeat=4):
-        monkeypatch.setattr("turnout.random.uniform", lambda *_, o=outcome: centres[list(o)])
+        monkeypatch.setattr("turnout.core.random.uniform", lambda *_, o=outcome: centres[list(o)])
         clients, times = method.draw(server, server.population.ids)
         chance.append(np.prod(Q[list(outcome)]))
         value.append((times / 4 * V[clients]).sum())

@@ -12,7 +12,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from turnout import data as datasets
-from turnout.cli.app import app
+from turnout.cli.commands import app
 
 QUICK = ("run.rounds=3", "engine.threads=1")
 OWN = """

@@ -19,7 +19,7 @@ from terminal import QUICK, Terminal, bits, digits_inputs, names
 
 import turnout
 from turnout import data as datasets
-from turnout.cli import app as cli
+from turnout.cli import commands as cli
 from turnout.config import config, registry
 from turnout.record.history import History
 from turnout.record.run_folder import reseal

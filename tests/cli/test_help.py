@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from terminal import Terminal
 
-from turnout.cli.app import app
+from turnout.cli.commands import app
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

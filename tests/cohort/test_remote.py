@@ -15,7 +15,7 @@ import turnout
 from in_process import InProcess, shared_work
 from support import EXERCISES, WORLD, Idle, Windowed, conv, experiment, local, mlp, population, same, simulation
 from turnout import FedAvg, Full, LocalSGD, Plan, Task, UserError
-from turnout.cli.app import app
+from turnout.cli.commands import app
 from turnout.clients import behaviour
 from turnout.config import config
 from turnout.core.ragged import Ragged

@@ -32,7 +32,7 @@ class FaultyDisk:
         self._replace, self._sync, self._durably = os.replace, files._sync, files.write_durably
         patch.setattr(files.os, "replace", lambda a, b: self._do(self._replace, a, b))
         patch.setattr(files, "_sync", lambda path: self._do(self._sync, path))
-        for user in ("turnout.run", "turnout.record.history"):
+        for user in ("turnout.run.experiment", "turnout.record.history"):
             patch.setattr(f"{user}.write_durably", self._write)
         patch.setattr(files, "write_durably", self._write)
 
@@ -203,7 +203,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turnout.execute(experiment("fedavg", rounds=2), tmp_path)
-    monkeypatch.setattr("turnout.server.checkpoint.FORMAT", 1)
+    monkeypatch.setattr("turnout.server.checkpoint.READ", (1,))
     with pytest.raises(UserError, match="another version of Turnout"):
         turnout.execute(experiment("fedavg", rounds=3), tmp_path, resume=True)
 

@@ -30,7 +30,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_loader_has_typed_keyword_options_and_a_docstring(name: str) -> None:
-    module = import_module(f"turnout.datasets.{name}")
+    module = import_module(f"turnout.data.{name}")
     assert module.__doc__
     assert loader(name).__doc__
     signature = inspect.signature(loader(name))
@@ -42,9 +42,9 @@ def test_every_loader_has_typed_keyword_options_and_a_docstring(name: str) -> No
 
 def test_importing_datasets_imports_no_loader_and_nothing_optional() -> None:
     code = (
-        "import sys, turnout.datasets as d; d.names(); "
+        "import sys, turnout.data as d; d.names(); "
         "print([m for m in sys.modules if m.split('.')[0] in ('sklearn', 'pandas', 'PIL') "
-        "or m.removeprefix('turnout.datasets.') in d.names()])"
+        "or m.removeprefix('turnout.data.') in d.names()])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

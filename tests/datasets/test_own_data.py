@@ -206,7 +206,7 @@ def test_bad_tables_are_one_sentence(
 
 OWN = """
 import numpy as np
-from turnout.datasets import Dataset
+from turnout import Dataset
 from turnout.core.errors import UserError
 import torch
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from turnout import UserError
-from turnout.cli.app import app
+from turnout.cli.commands import app
 from turnout.config import config
 from turnout.deploy import client, enrol, keys, server_app
 from turnout.deploy.folder import prepare

@@ -272,7 +272,7 @@ def test_a_study_is_called_what_its_file_is_called() -> None:
 
 
 def test_importing_turnout_leaves_studies_alone() -> None:
-    script = "import sys, turnout; print([n for n in ('turnout.studies', 'typer', 'pydantic') if n in sys.modules])"
+    script = "import sys, turnout; print([n for n in ('turnout_studies', 'typer', 'pydantic') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 

@@ -148,7 +148,7 @@ def test_noise_is_drawn_without_any_generator(monkeypatch: pytest.MonkeyPatch) -
         asked.append(count)
         return bytes([128] + [0] * 6 + [128]) * (count // 8)
 
-    monkeypatch.setattr("turnout.random.os.urandom", urandom)
+    monkeypatch.setattr("turnout.core.random.os.urandom", urandom)
     assert noised(torch.zeros(50), 1.0).abs().max() < 1e-6  # 0x80...: the median
     assert asked == [400]
 

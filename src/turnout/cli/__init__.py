@@ -1,3 +1,3 @@
-from turnout.cli.app import app
+from turnout.cli.commands import app
 
 __all__ = ["app"]
