@@ -181,7 +181,7 @@ def opposite() -> tuple[Population, Task]:
     people = population(tuple([40] * 8), classes=2)
     rule = np.arange(8) % 2
     targets = people.targets.clone()
-    for i in np.flatnonzero(rule):
+    for i in np.flatnonzero(rule).tolist():
         targets[people.train.row(i)] = 1 - targets[people.train.row(i)]
     joined = np.where(np.arange(8) < 6, 0.0, np.inf)
     return Population(people.inputs, targets, people.train, people.train, joined_at=joined), Task(
@@ -297,7 +297,7 @@ class Events(Observer):
 
 def test_the_history_knows_the_mass_of_components() -> None:
     run = FedEM(local(), Full())
-    server = simulation(run, plan=EXACT, stopping=Stopping(3), observers=[history := turnout.observe.history.History()])
+    server = simulation(run, plan=EXACT, stopping=Stopping(3), observers=[history := turnout.observe.history.History()])  # type: ignore[attr-defined]
     server.run()
     rounds = history.rounds.read()
     weights = run.weights_of(server, server.population.ids)

@@ -26,7 +26,7 @@ from turnout.random import key
 from turnout.server.rehearsal import rehearse
 
 SEED, SILOS = 5, 8
-EQUAL = {"importance": "equal"}
+EQUAL: dict[str, Any] = {"importance": "equal"}
 CYCLE = Overlay("cycle", ring(SILOS).graph | ring(SILOS).graph.T)
 COMPLETE = Overlay("complete", ~np.eye(SILOS, dtype=np.bool_))
 

@@ -167,7 +167,7 @@ def test_a_drop_out_may_happen_on_the_air() -> None:
     world = people(task, crashes=Crashes(1.0, during="job"))
     whole = Durations.of(world, task.local, task.model_bytes, task.model_bytes).mean
     algorithm = FedAvg(task.local, Fill(500), deadline=10 * task.deadline)
-    history = turnout.observe.history.History()
+    history = turnout.observe.history.History()  # type: ignore[attr-defined]
     turnout.rehearse(algorithm, world, 1, observers=[history])
     assert history.jobs is not None
     jobs = history.jobs.read()
