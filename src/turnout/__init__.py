@@ -95,7 +95,7 @@ from turnout.task import Task
 from turnout.unlearning.forget import SIFU
 from turnout.unlearning.settings import Unlearning
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AFL", "APFL", "CFCFM", "CURRENT", "DPASGD", "F3AST", "FEMOMD", "IFCA", "KEEP", "L2SGD", "MD", "SIFU", "WERM",
