@@ -1,4 +1,4 @@
-"""The files around the package agree: one version."""
+"""The files around the package agree: one version, groups that exist."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import turnout
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def read(path: str) -> Any:
@@ -32,3 +33,12 @@ def test_the_citation_has_what_its_format_requires() -> None:
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["cff-version"] == "1.2.0"
     assert citation["license"] == PROJECT["project"]["license"]
+
+
+def test_what_the_makefile_installs_exists() -> None:
+    """Groups, and the pip that knows them."""
+    assert set(re.findall(r"--group (\S+)", MAKEFILE)) == PROJECT["dependency-groups"].keys()
+    extras = [name for names in re.findall(r'-e "\.\[(.+?)\]"', MAKEFILE) for name in names.split(",")]
+    assert set(extras) <= PROJECT["project"]["optional-dependencies"].keys()
+    pinned = re.search(r"^pip==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned is not None and (int(pinned[1]), int(pinned[2])) >= (25, 1)
