@@ -1,4 +1,4 @@
-"""The files around the package agree: one version, groups that exist."""
+"""The files around the package agree: one version, groups and commands that exist."""
 
 from __future__ import annotations
 
@@ -42,3 +42,22 @@ def test_what_the_makefile_installs_exists() -> None:
     assert set(extras) <= PROJECT["project"]["optional-dependencies"].keys()
     pinned = re.search(r"^pip==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
     assert pinned is not None and (int(pinned[1]), int(pinned[2])) >= (25, 1)
+
+
+def test_the_workflow_calls_the_makefile_on_every_python() -> None:
+    workflow = read(".github/workflows/test.yml")
+    said = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert said == ["make test", "make docs"]
+    assert all(re.search(rf"^{command.split()[1]}:", MAKEFILE, re.M) for command in said)
+    supported = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
+    assert PROJECT["project"]["requires-python"] == f">={supported[0]}"
+
+
+def test_the_hooks_are_those_of_make_lint() -> None:
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
+    said = [re.sub(r"^\.venv/bin/| --.*", "", hook["entry"]) for hook in repository["hooks"]]
+    lint = MAKEFILE.partition("\nlint:")[2].partition("\n\n")[0]
+    assert len(said) == lint.count("$(BIN)/") and all(f"$(BIN)/{words}" in lint for words in said)
