@@ -1,4 +1,4 @@
-"""The files around the package agree: one version, groups and commands that exist."""
+"""The files around the package agree: one version, groups and commands that exist, a map with every folder of tests."""
 
 from __future__ import annotations
 
@@ -61,3 +61,9 @@ def test_the_hooks_are_those_of_make_lint() -> None:
     said = [re.sub(r"^\.venv/bin/| --.*", "", hook["entry"]) for hook in repository["hooks"]]
     lint = MAKEFILE.partition("\nlint:")[2].partition("\n\n")[0]
     assert len(said) == lint.count("$(BIN)/") and all(f"$(BIN)/{words}" in lint for words in said)
+
+
+def test_the_map_has_every_folder_of_tests() -> None:
+    named = re.findall(r"`(\w+)/`", (ROOT / "CONTRIBUTING.md").read_text())
+    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert sorted(set(named) - {"tests", "benchmarks"}) == sorted(folders)
