@@ -2,17 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-walk test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
 
 $(VENV)/installed: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e studies
+	$(INSTALL) pip  # one that knows dependency groups
+	$(INSTALL) -e . -e studies
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e ".[images,encryption,flower,privacy]" --group dev
 	touch $@
 
 demo: $(VENV)/installed
@@ -40,21 +42,21 @@ test-replies: $(VENV)/installed-dev
 	$(BIN)/python tests/deploy/mutated_replies.py --count 1000000 --seed 0
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	$(INSTALL) --group browser
 	touch $@
 
 test-browser: $(VENV)/installed-browser
 	$(BIN)/pytest tests/browser
 
 $(VENV)/installed-tracking: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[tracking-servers]"
+	$(INSTALL) -e ".[tracking]" --group tracking-servers
 	touch $@
 
 test-tracking: $(VENV)/installed-tracking
 	$(BIN)/pytest tests/servers
 
 $(VENV)/installed-ray: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	$(INSTALL) -e ".[ray]"
 	touch $@
 
 # Real Ray workers on loopback: minutes, and no part of the suite.
@@ -65,7 +67,7 @@ bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py
 
 $(VENV)/installed-docs: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(INSTALL) --group docs
 	touch $@
 
 docs: $(VENV)/installed-docs

@@ -118,7 +118,7 @@ def plain_ms(workload: Workload, rounds: int, threads: int) -> float:
                 batches = (torch.split(pool[order], workload.batch) for pool in (inputs, targets))
                 for x, y in zip(*batches, strict=True):
                     optimiser.zero_grad(set_to_none=True)
-                    F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+                    F.cross_entropy(module(x), y).backward()
                     optimiser.step()
             for value, model in zip(parameters, models, strict=True):
                 model[silo] = value.flatten()

@@ -70,7 +70,7 @@ def flower_client(name: str, message: Any, context: Any) -> Any:
         batches = (torch.split(data[order], workload.batch) for data in (workload.inputs, workload.targets))
         for x, y in zip(*batches, strict=True):
             optimiser.zero_grad()
-            F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(module(x), y).backward()
             optimiser.step()
     content = {
         "arrays": flwr.ArrayRecord(module.state_dict()),

@@ -52,7 +52,7 @@ def plain_round(
             batches = zip(torch.split(inputs[order], batch_size), torch.split(targets[order], batch_size), strict=True)
             for x, y in batches:
                 optimiser.zero_grad(set_to_none=True)
-                F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(module(x), y).backward()
                 optimiser.step()
         torch._foreach_add_(average, parameters, alpha=len(rows) / total)
     torch._foreach_copy_(model, average)

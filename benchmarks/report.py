@@ -4,7 +4,7 @@
     python benchmarks/report.py --rounds 1000 --clients 100 --json
 
 The run is invented: its record is written, nothing is trained. Opening is from the request of the page to the last
-chart that is in view and the timeline, with Chromium (`apt install chromium`, `pip install -e ".[browser]"`), where
+chart that is in view and the timeline, with Chromium (`apt install chromium`, `pip install --group browser`), where
 these are installed.
 """
 

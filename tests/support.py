@@ -180,7 +180,7 @@ class Stateful(Algorithm):
             server.invite(np.concatenate([updates.clients, updates.failed.clients]), self.work(server))
 
 
-EXERCISES: dict[str, type[Algorithm]] = {
+EXERCISES: dict[str, Callable[[LocalSGD], Algorithm]] = {
     "windowed": Windowed, "standing": Standing, "continuing": Continuing, "fetching": Fetching, "stateful": Stateful,
 }  # fmt: skip
 

@@ -327,7 +327,7 @@ def test_complete_settings_say_everything() -> None:
 
 
 def test_complete_partition() -> None:
-    changes = {"data": {"name": "digits"}, "partition": {"name": "dirichlet", "alpha": 1.0}}
+    changes: dict[str, Any] = {"data": {"name": "digits"}, "partition": {"name": "dirichlet", "alpha": 1.0}}
     _, _, complete = config.build(settings(**changes))
     rest = {"min_samples": 1, "attempts": 20, "label_groups": None}
     assert complete["partition"] == {"name": "dirichlet", "alpha": 1.0, **rest}

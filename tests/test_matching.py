@@ -61,8 +61,8 @@ def test_what_it_does_not_depend_on() -> None:
     client, reference = profiles(2)
     base = divergence(client, reference)
     scale, shift = 3.0, -7.0
-    moved = [np.stack([scale * mean + shift, scale**2 * var]) for mean, var in (client, reference)]
-    assert divergence(*moved) == pytest.approx(base, abs=1e-12)
+    one, other = (np.stack([scale * mean + shift, scale**2 * var]) for mean, var in (client, reference))
+    assert divergence(one, other) == pytest.approx(base, abs=1e-12)
     order = [3, 0, 5, 1, 4, 2]
     assert divergence(client[:, order], reference[:, order]) == pytest.approx(base, abs=1e-12)
     assert divergence(np.tile(client, 2), np.tile(reference, 2)) == pytest.approx(base, abs=1e-12)

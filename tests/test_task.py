@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -193,7 +194,7 @@ def test_a_replaced_dropout_looks_like_the_original(layer: type[nn.Module]) -> N
     """An instance of the same class, with what others read of it; in every place, also where one layer comes twice."""
     twice = layer(0.25, inplace=True)
     task = Task(nn.Sequential(Identity(), twice, nn.Sequential(twice), twice), "mse")
-    for made in (task.module[1], task.module[2][0], task.module[3]):
+    for made in (task.module[1], task.module[2][0], task.module[3]):  # type: ignore[index]
         assert isinstance(made, layer) and isinstance(made, KeyedDropout)
         assert (made.p, made.inplace) == (0.25, True)
         assert isinstance(made, nn.Dropout) == (layer is nn.Dropout)
@@ -236,12 +237,12 @@ def test_alpha_dropout_is_replayed_or_refused() -> None:
 
 
 def test_the_module_given_is_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
     before = model[0].weight.clone()
     task = Task(model)
     task.initial.zero_()
     assert isinstance(model[1], nn.Dropout)
-    assert isinstance(task.module[1], KeyedDropout)
+    assert isinstance(task.module[1], KeyedDropout)  # type: ignore[index]
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert model[0].weight.equal(before)
 
@@ -250,6 +251,8 @@ def test_state_dict_round_trip() -> None:
     """Flat parameters out, into a fresh copy of the module by `load_state_dict`: the same outputs, buffers included."""
 
     class WithBuffer(nn.Sequential):
+        offset: Tensor
+
         def __init__(self) -> None:
             super().__init__(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
             self.register_buffer("offset", torch.full((2,), 3.0))

@@ -156,7 +156,7 @@ def test_uniform_draws_of_unequal_clients_are_unbiased() -> None:
 @pytest.mark.parametrize("name", ["normalise", "amplification"])
 def test_refusals(name: str) -> None:
     with pytest.raises(UserError, match=f"algorithm.{name}"):
-        RobustFedAvg(steps(1, 1.0), **{name: "responders" if name == "normalise" else -1.0})
+        RobustFedAvg(steps(1, 1.0), **{name: "responders" if name == "normalise" else -1.0})  # type: ignore[arg-type]
 
 
 # -- hard instances: the floor ----------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_local_with_some_of_the_clients() -> None:
 
 
 @pytest.mark.parametrize(("options", "steps"), [({}, 3 * few.STEPS), ({"tuning_epochs": 4}, 4)])
-def test_a_client_never_seen_trains_alone_as_well(options: dict[str, int], steps: int) -> None:
+def test_a_client_never_seen_trains_alone_as_well(options: dict[str, Any], steps: int) -> None:
     """knn-personalisation.md 3.9: from the initial model; as long as the others could, unless told how long."""
     own = [few.descend(few.START, i, steps=3 * few.STEPS) for i in few.TRAINING]
     ended = few.run(Local(few.FULL, **options))

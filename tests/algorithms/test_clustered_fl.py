@@ -22,7 +22,7 @@ from turnout.config.options import options_of
 
 LINEAR = Task(lambda: nn.Linear(4, 2), seed=1)
 WORK = LocalSGD(0.5, steps=3, batching="full")
-EAGER = {"tol_1": 0.35, "tol_2": 0.6}  # of the opposite rules the updates nearly cancel, from the start
+EAGER: dict[str, Any] = {"tol_1": 0.35, "tol_2": 0.6}  # of the opposite rules the updates nearly cancel, from the start
 
 
 def clusters(result: Result) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ class AtWork(Observer):
         self.invited: list[int] = []
         self.absent = 0
 
-    def on_invite(self, server: Server, jobs: list[Any]) -> None:
+    def on_invite(self, server: Server, jobs: Sequence[Any]) -> None:
         self.most.append(server.in_flight)
         self.invited += [job.client for job in jobs]
         self.absent += sum(not job.has_model for job in jobs)

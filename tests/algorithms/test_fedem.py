@@ -181,7 +181,7 @@ def opposite() -> tuple[Population, Task]:
     people = population(tuple([40] * 8), classes=2)
     rule = np.arange(8) % 2
     targets = people.targets.clone()
-    for i in np.flatnonzero(rule):
+    for i in np.flatnonzero(rule).tolist():
         targets[people.train.row(i)] = 1 - targets[people.train.row(i)]
     joined = np.where(np.arange(8) < 6, 0.0, np.inf)
     return Population(people.inputs, targets, people.train, people.train, joined_at=joined), Task(

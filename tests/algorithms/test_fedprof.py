@@ -396,7 +396,7 @@ def test_the_server_needs_data_of_its_own() -> None:
 def test_encrypted_matching_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The divergences, and so the run, are those of plain matching; here with short keys."""
     monkeypatch.setattr("turnout.algorithms.fedprof.key_holder", partial(key_holder, bits=512))
-    people, small = population((3, 5, 4)), {"clients_per_round": 2, "layer": "2"}
+    people, small = population((3, 5, 4)), dict[str, Any](clients_per_round=2, layer="2")
     models, found = [], []
     for cipher in ("plain", "additive"):
         method = fedprof(cipher=cipher, **small)

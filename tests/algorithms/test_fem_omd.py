@@ -46,9 +46,11 @@ def by_hand(people: Population, rounds: int, em_steps: int, scale: float, floor:
             for _ in range(em_steps):
                 shares = responsibilities(losses, explained)
                 explained = shares.mean(0)
-            gradient = task.gradient(
-                lambda p, x=x, y=y, q=shares: (task.component_losses(p, x, y) * q).sum(1).mean(), model
-            )
+
+            def explained_loss(p: Any, x: Any = x, y: Any = y, q: Any = shares) -> Any:
+                return (task.component_losses(p, x, y) * q).sum(1).mean()
+
+            gradient = task.gradient(explained_loss, model)
             moved = moved - people.base_importance[client] / total * 0.2 * gradient
             slope = -responsibilities(losses, played[client]).mean(0) / played[client]
             assert float(played[client] @ slope) == pytest.approx(-1)  # O1

@@ -338,7 +338,7 @@ def test_without_regions_there_is_one_edge() -> None:
 def test_waking_more_never_closes_later(seed: int) -> None:
     """O21: on one trace of fates and times. Selections are nested: the first of one permutation of each region."""
     world = crowd(crash=0.4, seed=seed)
-    closes, before = [], set()
+    closes, before = [], set[int]()
     for theta in (1.0, 0.8, 0.6, 0.45):
         notes = play(HybridFL(WORK, 50.0, 0.4, slack="fixed", theta_init=theta), world, 1, (0.0, 0.0))
         woken = set(notes.invited[0])

@@ -69,7 +69,7 @@ def plain(
     def seen(rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         inputs = server.cohort.inputs[rows]
         task.module.load_state_dict(task.state_dict(model))
-        return task.module[:layer](inputs), task.outputs(model, inputs).softmax(1), server.cohort.targets[rows]
+        return task.module[:layer](inputs), task.outputs(model, inputs).softmax(1), server.cohort.targets[rows]  # type: ignore[index]
 
     train, test = people.train.row(client), people.test.row(client)  # type: ignore[union-attr]
     order = permutation(key(server.seed, "adaptation", client), len(train))
@@ -111,7 +111,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     algorithm = KNNPer(local(), turnout.Full(), **given)
     server = trained(algorithm)
     table = server.clients()
-    for client in np.flatnonzero(server.population.test.counts):  # type: ignore[union-attr]
+    for client in np.flatnonzero(server.population.test.counts).tolist():  # type: ignore[union-attr]
         probabilities = plain(server, client, algorithm.knn, layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
@@ -189,7 +189,7 @@ def test_absent_clients_count_as_if_they_had_returned_the_model() -> None:
             returned |= dict(zip(updates.clients.tolist(), updates.returned(), strict=True))
             step(updates, weights)
 
-        server.step = keep  # type: ignore[method-assign]
+        server.step = keep  # type: ignore[assignment, method-assign]
         server.run()
         assert len(returned) == count
         filled = sum(sizes[i] * returned.get(i, before) for i in range(8))
@@ -310,7 +310,7 @@ def test_little_memory_changes_nothing_and_is_kept_to() -> None:
     ]
     asked = []
     prepare = servers[1].cohort.prepare
-    servers[1].cohort.prepare = lambda jobs, state: (asked.append(len(jobs.keys)), prepare(jobs, state))[1]  # type: ignore[method-assign]
+    servers[1].cohort.prepare = lambda jobs, state: (asked.append(len(jobs.keys)), prepare(jobs, state))[1]  # type: ignore[func-returns-value, method-assign]
     small, large = servers[1].evaluate(), servers[0].evaluate()
     assert small == pytest.approx(large, rel=1e-9)
     assert max(asked) < 30
@@ -359,7 +359,7 @@ def test_capacity_is_a_share_or_a_number_in_a_configuration() -> None:
 def test_an_index_of_faiss_serves_as_the_exact_one(
     engine: str, capacity: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)
     plan = Plan(precision="float64", threads=1, engine=engine)
     exact, other, fewer = (
         trained(KNNPer(local(), Fill(4), k=3, capacity=capacity, index=index), plan=plan).measures

@@ -56,7 +56,7 @@ def test_a_job_has_the_rate_of_the_version_it_began_from() -> None:
                 seen.extend((int(version), float(received), float(delta)) for version, received, delta in rows)
                 return step(updates, weights)
 
-            server.step = watched  # type: ignore[method-assign]
+            server.step = watched  # type: ignore[assignment, method-assign]
             super().run(server)
 
     people = clients([1.0] * 4, EXAMPLE_A, devices=devices.fx(80, 4))
@@ -119,4 +119,4 @@ def test_a_resumed_run_has_the_same_rates(tmp_path: Any) -> None:
 @pytest.mark.parametrize("option", ["lr_decay", "lr_power"])
 def test_bad_schedules(option: str) -> None:
     with pytest.raises(UserError, match=f"local.{option}: -0.5"):
-        LocalSGD(0.1, **{option: -0.5})
+        LocalSGD(0.1, **{option: -0.5})  # type: ignore[arg-type]

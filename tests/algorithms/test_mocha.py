@@ -144,6 +144,6 @@ def test_clients_that_have_reported_on_the_current_model_are_sent_their_own_poin
 def test_mistakes() -> None:
     for name in ("penalty", "epsilon"):
         with pytest.raises(UserError, match=rf"algorithm.{name}: 0 must be above 0"):
-            Mocha(FULL, **{name: 0})
+            Mocha(FULL, **{name: 0})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"algorithm.server_lr: 0.5 must be 1"):
         Mocha(FULL, server_lr=0.5)

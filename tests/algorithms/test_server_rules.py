@@ -31,7 +31,7 @@ def test_adaptive_steps(algorithm: type[FedAdam], start: float) -> None:
     """Reddi et al. 2021, algorithm 2: the first and the second step."""
     betas = {} if algorithm is FedAdagrad else {"beta1": 0.5, "beta2": 0.75}
     for rounds, expected in enumerate(HAND[algorithm, start], 1):
-        run = algorithm(steps(1, 0.5), Full(), server_lr=0.1, tau=0.1, **betas)
+        run = algorithm(steps(1, 0.5), Full(), server_lr=0.1, tau=0.1, **betas)  # type: ignore[arg-type]
         assert float(simulate(run, ONE, rounds, start).model[0]) == pytest.approx(expected, abs=1e-14)
 
 
@@ -62,7 +62,7 @@ def test_momentum_zero_is_fedavg() -> None:
 @pytest.mark.parametrize("name", ["server_lr", "deadline", "retry"])
 def test_options_above_zero(name: str) -> None:
     with pytest.raises(UserError, match=rf"algorithm\.{name}: 0 must be above 0"):
-        FedAvg(LocalSGD(0.1), **{name: 0})
+        FedAvg(LocalSGD(0.1), **{name: 0})  # type: ignore[arg-type]
 
 
 def test_tau_above_zero() -> None:

@@ -95,7 +95,7 @@ def test_a_round_trains_on_the_memories_of_its_time() -> None:
         assert (len(there) == 8) == (number % 3 != 1)
         now = p / p[there].sum()
         assert seen.weights[number] == pytest.approx({int(i): now[i] for i in there})
-        pull = sum(now[i] * gradient(people, before, rows.row(i)) for i in there)
+        pull = sum(now[i] * gradient(people, before, rows.row(i)) for i in there.tolist())
         assert after == pytest.approx(before - 0.2 * pull, abs=1e-12)
 
 

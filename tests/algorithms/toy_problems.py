@@ -31,7 +31,7 @@ def point(start: float | Sequence[float] = 0.0) -> Task:
 
 
 def clients(
-    optima: Sequence[Any], importance: Sequence[float] | str, curvatures: Sequence[float] | None = None, **columns: Any
+    optima: Sequence[Any] | NDArray[Any], importance: Sequence[float] | str, curvatures: Any = None, **columns: Any
 ) -> Population:
     data = turnout.datasets.load("quadratics", optima=list(optima), curvatures=curvatures)
     return Population.of(data, len(optima), "natural", test="none", importance=importance, **columns)
@@ -61,7 +61,7 @@ class Unequal(FedAvg):
     own: dict[str, Any] = field(default_factory=dict)
 
     def work(self, server: Server) -> LocalSGD:
-        return replace(super().work(server), **{name: np.array(values) for name, values in self.own.items()})
+        return replace(super().work(server), **{name: np.array(values) for name, values in self.own.items()})  # type: ignore[arg-type]
 
 
 @dataclass

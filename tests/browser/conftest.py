@@ -19,7 +19,7 @@ invented = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "report
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e .[browser]")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install --group browser")
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if chromium is None:
         pytest.skip("no Chromium; install Debian's package chromium, or name the program in CHROMIUM")

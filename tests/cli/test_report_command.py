@@ -21,7 +21,7 @@ def test_a_run_leaves_a_report_unless_told_not_to(terminal: Terminal, monkeypatc
     def fails(*_: object) -> None:
         raise UserError("report: plotly is not installed")
 
-    monkeypatch.setattr(report_cli.page, "write", fails)
+    monkeypatch.setattr(report_cli.page, "write", fails)  # type: ignore[attr-defined]
     answer = terminal.done("run", "digits", "run.rounds=1", "run.name=bare", *FEW)  # a report never spoils a run
     assert "no report: report: plotly is not installed" in answer.err
 

@@ -99,7 +99,9 @@ def test_finished_ones_are_not_run_again(terminal: Terminal, quadratic: str, mon
     swept(terminal, quadratic, "seed=0..1")
     ran = []
     monkeypatch.setattr(
-        sweep, "execute", lambda *args, **options: ran.append(args[1].name) or execute(*args, **options)
+        sweep,
+        "execute",
+        lambda *args, **options: ran.append(args[1].name) or execute(*args, **options),  # type: ignore[func-returns-value]
     )
     answer = swept(terminal, quadratic, "seed=0..2")
     assert ran == ["seed=2"]

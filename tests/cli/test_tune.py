@@ -149,7 +149,7 @@ def write_rows(terminal: Terminal, broken: list[int], broken_central: bool = Fal
     y = (x @ [1.0, -2.0, 0.5])[:, None].astype("f4")
     y[broken] += 100
     central = {"test_inputs": x[:10] + 1, "test_targets": y[:10] * 0 + (1e6 if broken_central else 0)}
-    np.savez(terminal.here / "mine.npz", inputs=x, targets=y, **central)
+    np.savez(terminal.here / "mine.npz", inputs=x, targets=y, **central)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("measure", ["validation_loss", "train_loss"])

@@ -299,7 +299,7 @@ def test_rows_are_withdrawn_only_when_nobody_refers_to_any_of_a_block(kept: list
         trained.append(len(arguments[0]))
         block(*arguments)
 
-    whole._plain._block = watched  # type: ignore[method-assign]
+    whole._plain._block = watched  # type: ignore[assignment, method-assign]
     with threads(1):
         found = Engine(whole).carry_out(jobs, [0] * 20, False)
         mine = [found[row].payload for row in kept]

@@ -89,7 +89,9 @@ def test_on_a_schedule_by_virtual_seconds() -> None:
 def test_personal_models_are_evaluated_each_on_its_own_client() -> None:
     server = simulation(turnout.Local(local()), stopping=Stopping(rounds=3))
     server.run()
-    shapes = server.algorithm.predictor().state_shapes(server.task)
+    predictor = server.algorithm.predictor()
+    assert predictor is not None
+    shapes = predictor.state_shapes(server.task)
     state = server.store.get(shapes, server.population.ids)
     losses = [
         float(server.task.losses(state["model"][i], *_of(server, server.population.train.row(i))).mean())
@@ -111,7 +113,7 @@ def test_stop_at_a_target() -> None:
         simulation(turnout.FedAvg(local()), stopping=Stopping(5, target=1, measure="speed")).run()
 
 
-def _tuned(server: turnout.Server, client: int, lr: float) -> torch.Tensor:
+def _tuned(server: turnout.Simulation, client: int, lr: float) -> torch.Tensor:
     """The global model after one full-batch step on a client's training samples."""
     inputs, targets = _of(server, server.whole_population.train.row(client))
     gradient = torch.func.grad(lambda p: server.task.losses(p, inputs, targets).mean())(server.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ ENGINES = ["vectorised", "sequential", "ray"]
 
 class Around(nn.Module):
     """A layer between two others; what it does is a function of itself and its inputs."""
+
+    seen: Tensor
 
     def __init__(self, does: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
@@ -177,7 +180,7 @@ def test_several_outputs_are_refused(kind: Callable[[Tensor], Any], name: str, e
 
 def test_a_model_that_fails_in_training_mode_says_so() -> None:
     def fails(self: Around, x: Tensor) -> Tensor:
-        return x if not self.training else self.dropout.nothing  # type: ignore[no-any-return]
+        return x if not self.training else self.dropout.nothing  # type: ignore[return-value]
 
     with pytest.raises(UserError, match=r"cannot process a batch of shape \(4, 5\) in training mode: .*nothing"):
         cohort(lambda: Around(fails))
@@ -208,7 +211,7 @@ def _branches(self: Around, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, turnout.FedPer, turnout.KNNPer])
-def test_control_flow_that_depends_on_data(algorithm: type[turnout.Algorithm]) -> None:
+def test_control_flow_that_depends_on_data(algorithm: Callable[..., turnout.Algorithm]) -> None:
     """Nobody can be mapped: one client after another, training and evaluation, whichever engine was asked for."""
     models = []
     for engine in ("auto", "sequential"):
@@ -259,7 +262,7 @@ def test_layers_that_come_twice_keep_their_own_tensors() -> None:
 def test_attention_has_one_form_on_cuda() -> None:
     """That for many clients at once; other settings of the process come back."""
     made, flags = cohort(dropping), torch.backends.cuda
-    made.plan = turnout.engine.train.replace(made.plan, device="cuda")
+    made.plan = replace(made.plan, device="cuda")
     before = flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled()
     tf32 = flags.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     with made.on_device():

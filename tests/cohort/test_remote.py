@@ -336,7 +336,7 @@ def test_the_plan_of_a_worker_is_that_of_one_machine() -> None:
 @pytest.mark.parametrize(("option", "value"), [("blocks", 0), ("workers", -1)])
 def test_bad_numbers(option: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"engine\.{option}: {value} must be"):
-        Plan(**{option: value})
+        Plan(**{option: value})  # type: ignore[arg-type]
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_large_stores_live_in_a_file_and_behave_the_same() -> None:
             s.put(np.array([i]), {"x": values[i : i + 1]})
     assert small._folder is None
     assert large._folder is not None
-    shapes = {"x": (30_000,)}
+    shapes: dict[str, tuple[int, ...]] = {"x": (30_000,)}
     assert torch.equal(large.get(shapes, np.arange(40))["x"], values)
     again = store(memory_mib=1)
     again.load(large.save())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -109,7 +109,8 @@ def test_runs_repeat_and_resume(name: str, algorithm: str, tmp_path: Path) -> No
 class Watched:
     """A model that counts who is asked for; one that knows nothing of the future, if told so."""
 
-    clock, probability, correlation = "seconds", None, None
+    clock: Literal["round", "seconds"] = "seconds"
+    probability = correlation = None
 
     def __init__(self, model: Availability, knows: bool = True) -> None:
         self.model, self.knows, self.asked = model, knows, 0

@@ -76,7 +76,7 @@ def run(
     trained = cohort.train(Jobs(work, keys, models, received, people.train, options, state))
     rows = []
     steps = work.bind(options).num_steps(people.train.counts)
-    for i in clients:
+    for i in clients.tolist():
         mine = people.train.row(i)
         rows.append(
             plain.train(

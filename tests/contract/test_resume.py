@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class FaultyDisk:
     def __init__(self, patch: pytest.MonkeyPatch, crash_at: int | None = None) -> None:
         self.operations, self.crash_at = 0, crash_at
         self._replace, self._sync, self._durably = os.replace, files._sync, files.write_durably
-        patch.setattr(files.os, "replace", lambda a, b: self._do(self._replace, a, b))
+        patch.setattr(os, "replace", lambda a, b: self._do(self._replace, a, b))
         patch.setattr(files, "_sync", lambda path: self._do(self._sync, path))
         for user in ("turnout.run.experiment", "turnout.record.history"):
             patch.setattr(f"{user}.write_durably", self._write)
@@ -53,7 +54,7 @@ class FaultyDisk:
         self._durably(path, half)
 
 
-def outcome(result: turnout.Result) -> tuple[torch.Tensor, dict, dict, dict]:
+def outcome(result: turnout.Result) -> tuple[torch.Tensor, Any, Any, Any]:
     return result.model, result.rounds(), result.jobs(), result.summary()
 
 
@@ -117,7 +118,7 @@ def test_resume_from_every_round(name: str, tmp_path: Path) -> None:
 
 
 def test_conv_model_with_jobs_in_flight_and_trained_payloads_resumes(tmp_path: Path) -> None:
-    options = {"rounds": 6, "model": conv}
+    options: dict[str, Any] = {"rounds": 6, "model": conv}
     reference = turnout.execute(experiment("windowed", **options))
     turnout.execute(experiment("windowed", **{**options, "rounds": 3}), tmp_path, checkpoint_every=1)
     saved = Checkpoints(tmp_path / "checkpoints")._read(sorted((tmp_path / "checkpoints").iterdir())[-1])[0]

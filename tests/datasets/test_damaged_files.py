@@ -29,7 +29,7 @@ def npy(header: str) -> bytes:
 
 def npz(compressed: bool = False, **arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
-    (np.savez_compressed if compressed else np.savez)(file, **arrays)
+    (np.savez_compressed if compressed else np.savez)(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -136,7 +136,7 @@ def inner() -> bytes:
 WHOLE: dict[str, tuple[Callable[[Path, bytes], None], bytes]] = {
     "csv": (csv, TABLE.encode()),
     "csv.gz": (gzipped, gzip.compress(TABLE.encode(), mtime=0)),
-    "npz": (arrays, npz(**ARRAYS)),
+    "npz": (arrays, npz(**ARRAYS)),  # type: ignore[arg-type]
     "npz, compressed": (arrays, npz(compressed=True, **ARRAYS)),
     "npy": (array, inner()),
     "idx": (image, IMAGES["train-images-idx3-ubyte"]),

@@ -101,8 +101,8 @@ def test_numpy_numbers_are_options_too() -> None:
 @pytest.mark.parametrize("target", [np.int32, np.uint8, bool, np.float64])
 def test_numpy_arrays_are_samples_too(target: Any) -> None:
     """They become float32 and int64, also views and read-only ones, and train to the bits of tensors."""
-    inputs = np.linspace(-1, 1, 120).reshape(5, 24).T[::-1]
-    targets = (inputs[:, :1] > 0).astype(target)
+    inputs: Any = np.linspace(-1, 1, 120).reshape(5, 24).T[::-1]
+    targets: Any = (inputs[:, :1] > 0).astype(target)
     inputs.setflags(write=False)
     dataset = Dataset("mine", inputs, targets, None, inputs, targets)
     kind = torch.float32 if target is np.float64 else torch.int64

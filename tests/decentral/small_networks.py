@@ -17,9 +17,9 @@ NO_SIZE = Exchange(1.0)  # with infinite rates nothing but latency is left
 def network(latency: FloatArray, uplink: float | FloatArray = np.inf, downlink: float | FloatArray = np.inf) -> Network:
     """Everybody can talk to everybody; the core is never slow."""
     silos = len(latency)
-    rates = [np.broadcast_to(np.asarray(rate, np.float64), (silos,)) for rate in (uplink, downlink)]
+    up, down = (np.broadcast_to(np.asarray(rate, np.float64), (silos,)) for rate in (uplink, downlink))
     names = tuple(f"s{i}" for i in range(silos))
-    return Network(names, latency, np.full((silos, silos), np.inf), *rates, ~np.eye(silos, dtype=np.bool_))
+    return Network(names, latency, np.full((silos, silos), np.inf), up, down, ~np.eye(silos, dtype=np.bool_))
 
 
 def euclidean(places: FloatArray, uplink: float | FloatArray = np.inf) -> Network:

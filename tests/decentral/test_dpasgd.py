@@ -27,7 +27,7 @@ from turnout.peers.peers import over_own_links, ring
 from turnout.plan.rehearsal import rehearse
 
 SEED, SILOS = 5, 8
-EQUAL = {"importance": "equal"}
+EQUAL: dict[str, Any] = {"importance": "equal"}
 CYCLE = Overlay("cycle", ring(SILOS).graph | ring(SILOS).graph.T)
 COMPLETE = Overlay("complete", ~np.eye(SILOS, dtype=np.bool_))
 

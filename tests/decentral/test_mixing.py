@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_the_row_is_the_receiver() -> None:
 
 @pytest.mark.parametrize("silos", [4, 9, 20])
 @pytest.mark.parametrize("graph", [cycle, path, star, complete])
-def test_fdla_where_one_weight_for_all_edges_is_best(graph: FloatArray, silos: int) -> None:
+def test_fdla_where_one_weight_for_all_edges_is_best(graph: Callable[[int], BoolArray], silos: int) -> None:
     """On edge-transitive graphs, and on paths, the best is I - 2 L / (l_2 + l_N), which contracts by
     (l_N - l_2) / (l_N + l_2): l are the eigenvalues of the Laplacian (Xiao, Boyd, 2004, section 4.1)."""
     arcs = graph(silos)

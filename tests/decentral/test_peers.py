@@ -113,7 +113,7 @@ def test_links_may_jitter() -> None:
 def test_without_a_network_they_meet_over_their_own_links() -> None:
     """client i -> i + 1: latency of both, and the slower of its uplink and the other's downlink. Nothing goes to or
     through a server."""
-    up, down = 1e4 * np.arange(1, 9), 1e4 * np.arange(9, 1, -1)
+    up, down = 1e4 * np.arange(1.0, 9), 1e4 * np.arange(9.0, 1, -1)
     links = turnout.Links(down=down, up=up, latency=np.arange(8) / 100, server=1e3)
     own = over_own_links(people(links=links))
     delays = RING.delays(own, Exchange(1e4))
@@ -224,7 +224,7 @@ def test_a_round_may_have_two_jobs() -> None:
 
 
 def test_numbers_of_the_work_may_differ_between_silos() -> None:
-    rates = np.linspace(0.0, 0.2, SILOS)
+    rates: Any = np.linspace(0.0, 0.2, SILOS)
     found = peers(work=replace(local(), lr=rates))
     updates = found.train(replace(local(), lr=rates))
     norms = updates.norms().numpy()[np.argsort(updates.clients)]

@@ -18,10 +18,10 @@ SILOS = 7
 def network(seed: int = 0, silos: int = SILOS) -> Network:
     latency = uniform(key(seed, "test latency"), silos * silos).reshape(silos, silos)
     np.fill_diagonal(latency, 0)
-    rates = 1e6 * (1 + uniform(key(seed, "test rates"), 2 * silos).reshape(2, silos))
+    up, down = 1e6 * (1 + uniform(key(seed, "test rates"), 2 * silos).reshape(2, silos))
     core = 5e5 * (1 + uniform(key(seed, "test core"), silos * silos).reshape(silos, silos))
     names = tuple(f"silo {i}" for i in range(silos))
-    return Network(names, latency, core, *rates, ~np.eye(silos, dtype=np.bool_))
+    return Network(names, latency, core, up, down, ~np.eye(silos, dtype=np.bool_))
 
 
 def exchange(seed: int = 0, steps: int = 3) -> Exchange:

@@ -47,6 +47,7 @@ def test_a_route_adds_its_links() -> None:
     assert per_path.core[0, 3] == pytest.approx(1e9 / 3)
     np.testing.assert_array_equal(per_path.latency, per_path.latency.T)
     assert np.isinf(per_path.core.diagonal()).all()
+    assert per_path.links is not None
     np.testing.assert_array_equal(np.argwhere(np.triu(per_path.links)), [[0, 1], [1, 2], [2, 3]])
 
 
@@ -88,7 +89,9 @@ def test_an_own_network_with_a_router_and_mixed_lengths() -> None:
     assert net.links[1, 2]  # only a router lies between
     assert not net.links[0, 2]
     assert net.positions is None  # Nice has none
-    np.testing.assert_allclose(parse(OWN).compute_time(), [0.025, 0.03, 1.0])
+    times = parse(OWN).compute_time()
+    assert times is not None
+    np.testing.assert_allclose(times, [0.025, 0.03, 1.0])
 
 
 def test_measured_links_have_no_guess_added() -> None:
@@ -129,6 +132,7 @@ def test_gml_of_the_topology_zoo(tmp_path: Path) -> None:
     assert net.names == ("Oslo", "Oslo (5)", "Bergen")
     assert net.core[0, 2] == pytest.approx(2e9)
     assert net.latency[0, 2] == pytest.approx(0.0085e-3 * haversine((10.7, 59.9), (5.3, 60.4)) + 4e-3)
+    assert net.positions is not None
     np.testing.assert_allclose(net.positions, [[10.7, 59.9], [10.8, 59.9], [5.3, 60.4]])
 
 

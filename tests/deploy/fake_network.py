@@ -88,8 +88,8 @@ class FakeLink:
         return answer
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
-        part = self.parts.get(request.object_id)
-        return PullObjectResponse(object_found=part is not None, object_available=part != b"", object_content=part)
+        found, part = request.object_id in self.parts, self.parts.get(request.object_id, b"")
+        return PullObjectResponse(object_found=found, object_available=not found or part != b"", object_content=part)
 
     def ConfirmMessageReceived(self, _: ConfirmMessageReceivedRequest) -> None:  # noqa: N802
         pass

@@ -35,11 +35,11 @@ def rightly(asked: Training | Evaluation, root: str, parts: Parts) -> Any:
             return None
         if message.has_error():
             return "error"
-        said, others = dict(message.content["answer"]), set(message.content) - {"answer"}  # type: ignore[arg-type]
+        said, others = dict(message.content["answer"]), set(message.content) - {"answer"}
         if type(message.content["answer"]) is not ConfigRecord:
             return None
         if isinstance(asked, Evaluation):
-            empty = others == {"measures"} and dict(message.content["measures"]) == {}  # type: ignore[arg-type]
+            empty = others == {"measures"} and dict(message.content["measures"]) == {}
             return _measures(said) if empty and type(message.content["measures"]) is ArrayRecord else None
         record = message.content["payload"]
         if others != {"payload"} or type(record) is not ArrayRecord:

@@ -182,7 +182,8 @@ def _said(random: Random, content: RecordDict) -> RecordDict:
     if kind == 10:
         name = random.choice(NAMES)
         content.pop(name, None)
-        content[name] = random.choice([ConfigRecord(), ArrayRecord(), MetricRecord({"accuracy": 1.0})])
+        records: list[Any] = [ConfigRecord(), ArrayRecord(), MetricRecord({"accuracy": 1.0})]
+        content[name] = random.choice(records)
     elif kind == 11 and len(content):
         record = content.pop(random.choice(list(content)))
         if random.random() < 0.5:

@@ -37,7 +37,8 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_replay_gives_the_same_model(name: str, tmp_path: Path) -> None:
     world = World(tmp_path, ALGORITHMS[name])
-    deployed = world.server().run()
+    deployed = world.server()
+    deployed.run()
     assert deployed.version == 6
     assert difference(deployed.model, deployed.task.initial) > 1e-2
     again = replay(world.experiment(world.population), world.jobs(), deployed.timeline.rows(), 6)
@@ -81,7 +82,8 @@ def test_what_is_there_at_the_close_counts(tmp_path: Path) -> None:
     """However seldom the server looks: client 0 answers between its last look and the close of a window."""
     world = World(tmp_path, lambda: FedFix(support.local(), window=1.4, weight_rule="naive"))
     world.grid.seconds = (1.35, 9.0, 9.0, 9.0)
-    server = world.server(rounds=2, poll_seconds=60.0).run()
+    server = world.server(rounds=2, poll_seconds=60.0)
+    server.run()
     jobs = world.jobs()
     assert (jobs["client"][0], jobs["round"][0], jobs["weight"][0] > 0) == (0, 1, True)
     again = replay(world.experiment(world.population), jobs, server.timeline.rows(), 2)

@@ -77,9 +77,7 @@ def test_an_asynchronous_run_goes_on_with_the_jobs_that_were_in_flight(tmp_path:
     assert in_flight
     before = len(world.grid.asked)
     resumed.run()
-    asked = {
-        (client, int(message.content.config_records["ask"]["number"])) for client, message in world.grid.asked[before:]
-    }
+    asked = {(client, message.content.config_records["ask"]["number"]) for client, message in world.grid.asked[before:]}
     assert in_flight <= asked
     jobs = world.jobs()
     assert len(set(zip(jobs["client"].tolist(), jobs["job"].tolist(), strict=True))) == len(jobs["job"])
@@ -255,7 +253,7 @@ MALFORMED: dict[str, tuple[Callable[[Message], Message], Rejection]] = {
     "cut short": (
         lambda r: changed(
             r,
-            arrays={"delta": Array("float32", (75,), "numpy.ndarray", r.content["payload"]["delta"].data[:-4])},  # type: ignore[call-overload,index]
+            arrays={"delta": Array("float32", (75,), "numpy.ndarray", r.content["payload"]["delta"].data[:-4])},  # type: ignore[union-attr]
         ),
         Rejection.UNDECODABLE,
     ),
@@ -269,7 +267,7 @@ def test_a_malformed_answer_is_as_good_as_none(tmp_path: Path) -> None:
     def lies(client: int, asked: Message, reply: Message) -> list[Message]:
         if client != 1:
             return [reply]
-        lie, _ = kinds[int(asked.content.config_records["ask"]["number"])]
+        lie, _ = kinds[int(asked.content.config_records["ask"]["number"])]  # type: ignore[arg-type]
         return [lie(reply)]
 
     lied.grid.tamper = lies

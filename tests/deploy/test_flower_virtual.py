@@ -153,7 +153,7 @@ def test_an_exception_is_a_crash(tmp_path: Path) -> None:
     assert result.audit.failures == {"crashed": 2}
     assert result.audit.events == {"client_error": 2}
     assert "RuntimeError: out of luck (client_app.py:" in (folder / "log.txt").read_text()
-    states = result.server.people.states  # type: ignore[attr-defined]
+    states = result.server.people.states
     assert [states[client]["count"]["jobs"] for client in range(3)] == [3, 3, 1]
 
 
@@ -177,7 +177,7 @@ def test_devices_crash_and_go_offline() -> None:
     """A job that the world ends never reaches the app."""
     result = simulate(settings(**FULL, crashes={"probability": 1.0}))
     assert result.audit.failures == {"crashed": 9}
-    assert result.server.people.states == {}  # type: ignore[attr-defined]
+    assert result.server.people.states == {}
 
 
 def test_an_app_that_cannot_evaluate(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_messages_are_those_of_the_app() -> None:
     for kind, purpose in (("train", "training"), ("evaluate", "evaluation")):
         content = first.message(kind, 2, ArrayRecord([np.ones(4), np.ones(1)]), round=5).content
         assert content["config"] == {"for": purpose, "server-round": 5}
-        assert content["arrays"].to_numpy_ndarrays()[0].tolist() == [1.0] * 4
+        assert content["arrays"].to_numpy_ndarrays()[0].tolist() == [1.0] * 4  # type: ignore[union-attr]
     assert first.train["config"]["server-round"] == 1
 
 
@@ -269,10 +269,10 @@ def test_messages_are_those_of_the_app() -> None:
 
 def test_arrays_of_many_kinds() -> None:
     """Counters of a BatchNorm, scalars, half precision: sent back with shape and type as they came."""
-    values = [
+    values: list[np.ndarray] = [
         np.arange(6, dtype=np.float32).reshape(2, 3),
         np.array(7),
-        np.float16([0.5]),
+        np.array([0.5], np.float16),
         np.zeros((0, 2), np.float32),
     ]
     record = ArrayRecord(values)

@@ -241,7 +241,7 @@ def test_more_nodes_than_there_ever_are(monkeypatch: pytest.MonkeyPatch, clock: 
         while len(list(grid.get_node_ids())) < 4:
             time.sleep(1)
 
-    world = {"availability": {"name": "bernoulli", "probability": 0.5}} if clock == "round" else {}
+    world: dict[str, Any] = {"availability": {"name": "bernoulli", "probability": 0.5}} if clock == "round" else {}
     with pytest.raises(UserError, match="waits for more nodes than ever are online"):
         led_by(monkeypatch, main, run={"rounds": 1000}, **world)
 

@@ -142,7 +142,7 @@ def test_a_run_goes_on_whatever_a_client_sends(tmp_path: Path) -> None:
     lied, died = (World(tmp_path / name, ALGORITHMS["fedavg"]) for name in "ab")
 
     def number(message: Message) -> int:
-        return int(message.content.config_records["ask"]["number"])
+        return int(message.content.config_records["ask"]["number"])  # type: ignore[arg-type]
 
     asked_number: dict[str, int] = {}
 
@@ -202,7 +202,7 @@ def test_a_client_that_asks_for_the_model_for_ever_is_sent_it_once(tmp_path: Pat
 
 def test_no_more_is_kept_of_a_reply_than_an_honest_one_has() -> None:
     reply = Reply("asked", FIRST_NODE, "root", [], most=1000)
-    reply.add("numbers", add_header_to_object_body(b"x" * 2000, ArrayChunkLike()))
+    reply.add("numbers", add_header_to_object_body(b"x" * 2000, ArrayChunkLike()))  # type: ignore[arg-type]
     assert not reply.parts
     with pytest.raises(Exception, match="more bytes"):
         reply.opened()

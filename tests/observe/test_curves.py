@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from turnout.plan.stream_curves import pictures
 from turnout.record.curves import BOTTOM, COLOURS, LEFT, RIGHT, TOP, decades, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
-WORDS = {"title": "A title", "x": "across", "y": "up"}
+WORDS: dict[str, Any] = {"title": "A title", "x": "across", "y": "up"}
 
 
 def lines(picture: str) -> list[FloatArray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def people(power: Power | None = POWER) -> Population:
     )
 
 
-def run(algorithm: Algorithm, world: Population, rounds: int = 2, **options: object) -> turnout.Result:
+def run(algorithm: Algorithm, world: Population, rounds: int = 2, **options: Any) -> turnout.Result:
     return turnout.simulate(Task(mlp), world, algorithm, rounds, plan=Plan(threads=1), **options)
 
 

@@ -62,7 +62,7 @@ def test_the_last_picture() -> None:
     assert dashboard.pictures == 6
     last, rounds = shown[shown.rindex("╭") :], result.rounds()
     assert "Windowed" in last
-    assert f"test accuracy  {sparkline(rounds['test_accuracy'])} {rounds['test_accuracy'][-1]:.4g}" in last
+    assert f"test accuracy  {sparkline(rounds['test_accuracy'].tolist())} {rounds['test_accuracy'][-1]:.4g}" in last
     assert "round 6 of 6, 3 s of virtual time" in last
     assert "1 rounds/s, 0 s to go" in last
     assert f"{clock.at_work[-1]} at work, 0 online and free, {rounds['heard'][-1]} of 8 heard" in last

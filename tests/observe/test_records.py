@@ -289,7 +289,7 @@ class Poisoned(Recorded):
     """Client 2 of four is broken in every round."""
 
     def work(self, server: Server) -> LocalSGD:
-        return replace(self.local, lr=np.array([0.5, 0.5, 2.0, 0.5]))
+        return replace(self.local, lr=np.array([0.5, 0.5, 2.0, 0.5]))  # type: ignore[arg-type]
 
 
 def quadratic_clients() -> Population:
@@ -338,7 +338,7 @@ def test_audit_with_a_rejected_update(engine: str) -> None:
 @dataclass
 class AllPoisoned(FedAvg):
     def work(self, server: Server) -> LocalSGD:
-        return replace(self.local, lr=np.full(4, 2.0))
+        return replace(self.local, lr=np.full(4, 2.0))  # type: ignore[arg-type]
 
 
 def test_nothing_but_rejected_updates_is_an_empty_round() -> None:

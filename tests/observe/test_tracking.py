@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +17,10 @@ from turnout.record.tracking import TIME, MLflow, TensorBoard, Tracker
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
 
-SETTINGS = {"algorithm": {"name": "windowed", "window": 0.5, "deadline": None}, "model": {"hidden": [32]}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "algorithm": {"name": "windowed", "window": 0.5, "deadline": None},
+    "model": {"hidden": [32]},
+}
 Rows = dict[str, dict[int, float]]  # by name, then by round
 
 
@@ -54,7 +56,7 @@ def agree(found: Rows, result: Result) -> None:
 
 def crash_and_resume(make: Any, folder: Path, die: int, every: int) -> Result:
     """The same run, by two processes."""
-    run, first = {"folder": folder, "checkpoint_every": every}, make()
+    run, first = dict[str, Any](folder=folder, checkpoint_every=every), make()
     with pytest.raises(KeyboardInterrupt):
         execute(experiment("windowed", 7), **run, observers=[first, Crash(die)])
     if isinstance(first, TensorBoard):
@@ -177,7 +179,7 @@ class Service:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     service, module = Service(), ModuleType("mlflow")
     entities = SimpleNamespace(
         Metric=lambda key, value, _, step: SimpleNamespace(key=key, value=value, step=step),

@@ -49,7 +49,7 @@ def test_the_step_is_a_bregman_projection() -> None:
         def divergence(x: np.ndarray, y: np.ndarray = y) -> float:
             return float(np.sum(x * np.log(x)) - np.sum(y * np.log(y)) - np.sum((1 + np.log(y)) * (x - y)))
 
-        found = minimize(
+        found = minimize(  # type: ignore[call-overload]
             divergence,
             np.full(4, 0.25),
             method="SLSQP",

@@ -52,6 +52,7 @@ def test_follow_the_leader() -> None:
     learner.observe({0: STREAM.samples(3).inputs[0]})
     assert torch.equal(learner.weights[1], kept)
     learner.join()
+    assert isinstance(learner, FollowTheLeader)
     assert learner.explained[1].sum() == pytest.approx(3)
     learner.play()
     learner.observe({4: STREAM.samples(3).inputs[0], 1: STREAM.samples(4).inputs[1]})

@@ -209,7 +209,7 @@ def of_kind(kind: type[FEMOMD], stream: GaussianStream) -> Learner:
 def test_who_does_better() -> None:
     """Weights that change at every step: the last estimate is a bad guess, one Gaussian cannot be a mixture, and
     clients alone hardly find the sources. Who takes the mean of the past is near the best."""
-    kinds = {
+    kinds: dict[str, Any] = {
         kind.__name__: partial(of_kind, kind) for kind in (FEMOMD, LastStep, FollowTheLeader, StaticFedEM, LocalEMOMD)
     }
     kinds["FedOMD"] = lambda stream: FedOMD(GAUSSIANS, stream.centres.mean(0, keepdim=True), stream.clients)
@@ -228,6 +228,6 @@ def test_what_is_played_is_what_is_judged() -> None:
         played.append(learner.play())
         points: Samples = stream.points(step, 8)
         truth = stream.centres, stream.mixture(step)
-        losses.append(mixture_kl(points, truth, tuple(played[-1])))
+        losses.append(mixture_kl(points, truth, tuple(played[-1])))  # type: ignore[arg-type]
         learner.observe(stream.samples(step))
     torch.testing.assert_close(tracker.step_losses(), torch.stack(losses))

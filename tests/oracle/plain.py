@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from turnout.core.random import bits, mix
 from turnout.task.dropout import KeyedDropout
 from turnout.task.task import Task
+
+__all__ = ["batches", "mix", "train"]
 
 
 def batches(key: int, n: int, batch_size: int, steps: int) -> Iterator[np.ndarray]:
@@ -48,6 +51,7 @@ def train(
     nn.utils.vector_to_parameters(start.clone(), module.parameters())
     optimiser = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     dropouts = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
+    parameters: list[Any] = list(module.parameters())  # whose gradients are never None here
     for number, rows in enumerate(batches(key, len(inputs), batch_size, steps)):
         step_key = mix(torch.tensor(key) ^ (number + 1))
         for place, layer in enumerate(dropouts, 1):
@@ -56,11 +60,11 @@ def train(
         loss = task.loss(module(inputs[rows]), targets[rows]).mean()
         loss.backward()
         if clip_norm is not None:
-            norm = torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm()
-            for parameter in module.parameters():
+            norm = torch.cat([parameter.grad.flatten() for parameter in parameters]).norm()
+            for parameter in parameters:
                 parameter.grad *= min(1.0, clip_norm / float(norm))
         offset = 0
-        for parameter in module.parameters():
+        for parameter in parameters:
             part = slice(offset, offset + parameter.numel())
             pull = mu * (parameter.detach() - start[part].view_as(parameter))
             parameter.grad += pull

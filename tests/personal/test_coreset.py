@@ -77,9 +77,9 @@ def test_as_many_prototypes_as_samples_are_the_samples() -> None:
 def test_many_clients_at_once_are_each_alone() -> None:
     numbers = torch.tensor([MOST, 3, 0, 7])
     keys, classes, among = (torch.stack([part(i) for i in range(4)]) for part in (points, labels, some))
-    together = vmap(lambda *parts: prototypes(*parts, MOST))(keys, classes, among, numbers)
+    together = vmap(lambda *parts: prototypes(*parts, most=MOST))(keys, classes, among, numbers)  # type: ignore[misc]
     ranks = torch.from_numpy(np.stack([permutation(key(i, "test rank"), SAMPLES) for i in range(4)]))
-    kept = vmap(lambda *parts: subset(*parts, balanced=True))(classes, among, ranks, numbers)
+    kept = vmap(lambda *parts: subset(*parts, balanced=True))(classes, among, ranks, numbers)  # type: ignore[misc]
     for i, number in enumerate(numbers.tolist()):
         alone = prototypes(keys[i][among[i]], classes[i][among[i]], torch.ones(int(among[i].sum())) > 0, number, number)
         assert together[2][i].tolist() == [j < number for j in range(MOST)]

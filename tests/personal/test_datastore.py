@@ -165,7 +165,7 @@ def test_an_empty_memory_finds_nobody() -> None:
 
 
 def test_faiss_is_asked_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)
     monkeypatch.setattr(FakeFaiss, "asked", [])
     exact, other = store(), store(index="faiss")
     for k in (1, 5, 30):
@@ -177,7 +177,7 @@ def test_faiss_is_asked_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_index_that_finds_fewer_has_them_not_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "faiss", FakeFaiss)
     monkeypatch.setattr(FakeFaiss, "blind", 2)
     found = store(index="faiss").search(points(2, 8), 5)
     assert torch.equal(found[1][:, :3], store().search(points(2, 8), 3)[1])

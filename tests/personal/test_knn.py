@@ -136,7 +136,7 @@ def test_many_clients_at_once_are_each_alone() -> None:
     )
     stored = torch.from_numpy(uniform(key(0, "test stored", np.arange(5)), 30)) > 0.3
     knn = KNN(5)
-    together = vmap(lambda *parts: knn.local(*parts[:3], 3, parts[3]))(keys, values, queries, stored)
+    together = vmap(lambda k, v, q, s: knn.local(k, v, q, 3, s))(keys, values, queries, stored)
     for i in range(5):
         torch.testing.assert_close(together[i], knn.local(keys[i], values[i], queries[i], 3, stored[i]))
 
@@ -239,7 +239,7 @@ def test_a_regression_is_tuned_by_its_squared_error() -> None:
 def test_the_likeliest_is_the_maximum_and_its_ends_are_known(chances: list[tuple[float, float]]) -> None:
     """Oracle 16."""
     a, b = np.array(chances).T
-    found = float(likeliest(*torch.tensor(chances).double().T, torch.ones(len(a), dtype=torch.bool)))
+    found = float(likeliest(*torch.tensor(chances).double().T, torch.ones(len(a), dtype=torch.bool)))  # type: ignore[call-arg]
 
     def loss(lam: float) -> float:
         return -float(np.log(lam * a + (1 - lam) * b).sum())

@@ -116,7 +116,7 @@ def test_what_a_mixture_gives_is_a_distribution() -> None:
     parts = [torch.softmax(task.component.outputs(row, inputs), 1) for row in task.split(task.initial)]
     expected = sum(w * p for w, p in zip(weights, parts, strict=True))
     torch.testing.assert_close(outputs.exp(), expected)
-    chosen = expected[torch.arange(len(targets)), targets]  # type: ignore[index]
+    chosen = expected[torch.arange(len(targets)), targets]
     torch.testing.assert_close(task.measures(outputs, targets)["loss"], -chosen.log())
     losses = task.component_losses(task.initial, inputs, targets)
     torch.testing.assert_close(mixture_loss(losses, weights), -chosen.log())

@@ -26,7 +26,7 @@ def samples(number: int, count: int, size: int = 4) -> tuple[Tensor, Tensor]:
     return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0)
 
 
-def network() -> nn.Module:
+def network() -> Any:
     return Task(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), seed=1).module
 
 
@@ -151,7 +151,7 @@ def test_sizes_of_the_representations_of_the_paper() -> None:
     assert states.store is not None
     assert states.store.keys.shape == (4, 1024)
     fused = nn.LSTM(8, 256, 2, batch_first=True)
-    fused.load_state_dict(text.lstm.state_dict())  # type: ignore[union-attr, arg-type]
+    fused.load_state_dict(text.lstm.state_dict())  # type: ignore[union-attr]
     with torch.no_grad():
         hidden, cell = fused(text.embed(tokens))[1]  # type: ignore[operator]
     torch.testing.assert_close(states.store.keys, torch.cat([hidden[0], cell[0], hidden[1], cell[1]], 1))
@@ -174,7 +174,7 @@ def test_a_layer_by_name_or_computed() -> None:
 
 def test_company_and_mode_do_not_change_a_key() -> None:
     """Batch normalisation and dropout are in evaluation mode, and the model is left as it was."""
-    model = MobileHead().train()
+    model: Any = MobileHead().train()
     model.classifier.eval()
     statistics = model.features[1].running_mean.clone()
     images = torch.rand(9, 3, 4, 4)
@@ -278,7 +278,7 @@ def test_mistakes() -> None:
         ({"knn": KNN(k=0)}, r"knn.k: 0 must be at least 1"),
     ):
         with pytest.raises(UserError, match=message):
-            KNNPersonaliser(network(), **options)  # type: ignore[arg-type]
+            KNNPersonaliser(network(), **options)
 
 
 # -- arrivals and files ---------------------------------------------------------------------------------------

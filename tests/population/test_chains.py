@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def path(model: Chain, client: int, rounds: NDArray[np.int64], seed: int = 0) -> NDArray[np.bool_]:
+def path(model: Chain, client: int, rounds: NDArray[Any], seed: int = 0) -> NDArray[np.bool_]:
     """One client's presence in many rounds, in one call."""
     return model.online(seed, np.full(len(rounds), client), rounds)
 
@@ -279,7 +280,7 @@ def test_the_clustered_population() -> None:
         (lambda: Grouped(Bernoulli(0.5), 0), "availability.groups: 0 is neither"),
         (lambda: Grouped(Bernoulli(0.5), True), "availability.groups: True is neither"),
         (lambda: Grouped(Bernoulli(0.5), np.array([0, -1])), "availability.groups"),
-        (lambda: Grouped(Bernoulli(0.5), np.array([0.5, 1])), "availability.groups"),  # type: ignore[arg-type]
+        (lambda: Grouped(Bernoulli(0.5), np.array([0.5, 1])), "availability.groups"),
         (lambda: Grouped(Bernoulli(0.5), np.arange(3)).online(0, np.arange(4), 0), "client 3 has none"),
         (lambda: heterogeneous(gap=0.6), "heterogeneous: probability of client 0 is 1.1"),
         (lambda: heterogeneous(correlated_fraction=(0.5, 2.0)), r"correlated_fraction is \(0.5, 2.0\)"),

@@ -33,7 +33,7 @@ def test_none_is_what_a_column_is_anyway() -> None:
     own = [part.name for part in fields(Population) if part.default_factory is not MISSING]
     assert {"devices", "links", "availability", "crashes", "detection"} <= set(own)
     dataset = Dataset("mine", torch.ones(30, 5), torch.arange(30) % 3, 3)
-    people = Population.of(dataset, 5, **dict.fromkeys(own)), Population.of(dataset, 5)
+    people = Population.of(dataset, 5, **dict.fromkeys(own)), Population.of(dataset, 5)  # type: ignore[arg-type]
     assert [type(getattr(people[0], name)) for name in own] == [type(getattr(people[1], name)) for name in own]
     assert people[0].power is None
     one, other = (simulate(Task(mlp), each, FedAvg(local(), Full()), 1).server for each in people)

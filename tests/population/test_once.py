@@ -41,7 +41,7 @@ def test_whoever_is_asked_in_whatever_order(calls: list[tuple[int, list[int]]]) 
 def test_every_client_is_drawn_once_and_nobody_beyond_the_last() -> None:
     drawn: list[int] = []
 
-    def draw(_: int, ids: np.ndarray) -> np.ndarray:
+    def draw(seed: int, *, ids: np.ndarray) -> np.ndarray:  # noqa: ARG001
         drawn.extend(ids.tolist())
         return ids * 0.5
 
@@ -65,7 +65,7 @@ def test_a_column_has_the_bits_of_the_draws_of_few(name: str) -> None:
 
 def test_a_trace_follows_the_devices_and_shifts_drawn() -> None:
     spells: tuple[Any, ...] = ([0, 0, 1, 2], [0, 40, 10, 5], [20, 50, 60, 55])
-    trace, plain = Trace(*spells, shift="random", assign="random"), Trace(*spells)
+    trace, plain = Trace(*spells, shift="random", assign="random"), Trace(*spells)  # type: ignore[misc]
     ids = np.arange(200)
     device = random.integers(random.key(4, "trace device", ids), 1, 3)[:, 0]
     shift = random.integers(random.key(4, "trace shift", ids), 1, 60_000_000)[:, 0] / 1e6

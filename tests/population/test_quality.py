@@ -18,7 +18,7 @@ def damaged(kind: str, **strengths: float) -> tuple[FloatArray, FloatArray, Popu
     """Inputs of the one kind of client before and after, and both populations; half of the clients are hit."""
     before = images(SIZES)
     after, tags = degrade(before, {kind: 0.5}, seed=3, **strengths)
-    rows = np.concatenate([before.train.row(i) for i in np.flatnonzero(tags == kind)])
+    rows = np.concatenate([before.train.row(i) for i in np.flatnonzero(tags == kind).tolist()])
     assert len(rows) == 400
     others = np.setdiff1d(np.arange(800), rows)
     assert torch.equal(before.inputs[others], after.inputs[others])

@@ -29,7 +29,7 @@ def counts_of(process: arriving.Arrivals, samples: int, clients: int = 3, seed: 
 def stored(people: Population, at: float) -> list[set[int]]:
     rows = people.samples(ALL, np.full(len(ALL), at))
     assert people.counts(ALL, np.full(len(ALL), at)).tolist() == rows.counts.tolist()
-    return [set(rows.row(client).tolist()) for client in ALL]
+    return [set(rows.row(client).tolist()) for client in ALL.tolist()]
 
 
 def test_constant_spread_and_replayed_arrivals() -> None:
@@ -44,7 +44,7 @@ def test_constant_spread_and_replayed_arrivals() -> None:
 def test_samples_arrive_client_after_client_as_in_a_table_of_all_periods() -> None:
     samples = np.array([5, 0, 13, 1, 7])
     for process in (arriving.poisson(0.8), arriving.bursts(2, 5, 2), arriving.once(9), arriving.spread(6)):
-        left, table = samples.copy(), []
+        left, table = samples.copy(), list[np.ndarray]()
         while left.any():
             table.append(np.minimum(process(3, samples, len(table)), left))
             left = left - table[-1]
@@ -81,7 +81,7 @@ def test_memories_against_a_list_that_is_kept_period_by_period() -> None:
     arrivals = arriving.poisson(1.3)
     for memory in (Memory(), Latest(), Static(), FIFO(4)):
         people = population().streaming(arrivals, memory, seconds=0.5)
-        first = {client: [] for client in ALL.tolist()}
+        first: dict[int, list[int]] = {client: [] for client in ALL.tolist()}
         lists: dict[int, list[int]] = {client: [] for client in ALL.tolist()}
         for period in range(25):
             for client in ALL.tolist():
@@ -102,7 +102,7 @@ def test_memories_against_a_list_that_is_kept_period_by_period() -> None:
 def test_everything_arrives_in_the_end_and_nothing_twice() -> None:
     people = population().streaming(arriving.poisson(0.7), Memory(), seconds=3.0)
     before = population()
-    assert [set(before.train.row(i).tolist()) for i in ALL] == stored(people, 1e6)
+    assert [set(before.train.row(i).tolist()) for i in ALL.tolist()] == stored(people, 1e6)
     assert people.base_importance.tolist() == before.base_importance.tolist()
     assert sum(map(len, stored(people, 0.0))) < sum(SIZES)
 

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from turnout import UserError
@@ -98,7 +99,7 @@ def test_a_memoriser() -> None:
 # -- attacks that know out-models -----------------------------------------------------------------------------
 
 
-def known_difficulty(count: int = 2000) -> tuple[FloatArray, FloatArray, FloatArray]:
+def known_difficulty(count: int = 2000) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
     """Losses that differ far more between samples than training changes them; by 8 models without the sample."""
     difficulty = 3 + draws("difficulty", count)
     out = difficulty + 0.1 * draws("models", 8 * count).reshape(8, count)

@@ -78,7 +78,7 @@ def test_silos_show_their_map(invented: Recorded) -> None:
 
 def test_privacy_shows_what_was_spent(invented: Recorded) -> None:
     spent = {"private": True, "epsilon": 0.7, "delta": 1e-5, "events": 2, "of": "gaussian(1)"}
-    summary = {"privacy": {"central": spent, "local": {"private": False, "why": "a seed was given"}}}
+    summary: dict[str, object] = {"privacy": {"central": spent, "local": {"private": False, "why": "a seed was given"}}}
     chart, words, grid = panels.privacy(replace_summary(invented, summary))
     assert isinstance(chart, Chart) and isinstance(words, Words) and isinstance(grid, Grid)
     assert chart.figure["data"][0]["y"].tolist() == [0, 0.7]

@@ -54,7 +54,7 @@ def test_seeds_become_one_line_with_a_band(seeds: list[Path]) -> None:
     assert len(groups) == 1
     found = line("digits", groups[0], "test_accuracy", "rounds")
     rows = np.stack([run.rounds()["test_accuracy"] for run in runs])
-    assert found is not None
+    assert found is not None and found.low is not None and found.high is not None
     np.testing.assert_allclose(found.y, rows.mean(0))
     np.testing.assert_allclose(found.low, rows.min(0))
     np.testing.assert_allclose(found.high, rows.max(0))

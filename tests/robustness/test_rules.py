@@ -121,7 +121,10 @@ def test_wide_rows_are_columns_side_by_side(name: str, width: int) -> None:
     """Columns are looked at some at a time; single precision; a far row is no obstacle to the others' order."""
     rows = torch.from_numpy(normal(key(4, "wide", np.arange(8)), width)).float()
     rows[3] = 1e30
-    options = {"norm_clipping": {"radius": 1.0}, "centred_clipping": {"radius": 1.0, "start": torch.zeros(width)}}
+    options: dict[str, dict[str, Any]] = {
+        "norm_clipping": {"radius": 1.0},
+        "centred_clipping": {"radius": 1.0, "start": torch.zeros(width)},
+    }
     weights = torch.full((8,), 1 / 8)
     found = RULES[name](rows, weights, **options.get(name, {}))
     assert found.shape == (width,)
@@ -134,7 +137,10 @@ def test_wide_rows_are_columns_side_by_side(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_single_row(name: str) -> None:
-    options = {"norm_clipping": {"radius": 99.0}, "centred_clipping": {"radius": 99.0, "start": torch.zeros(5)}}
+    options: dict[str, dict[str, Any]] = {
+        "norm_clipping": {"radius": 99.0},
+        "centred_clipping": {"radius": 99.0, "start": torch.zeros(5)},
+    }
     found = RULES[name](ROWS[:1], torch.ones(1).double(), **options.get(name, {}))
     torch.testing.assert_close(found, ROWS[0])
 
@@ -143,7 +149,11 @@ def test_a_single_row(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("weights", [EVEN, WEIGHTS])
 def test_the_same_on_another_device(name: str, weights: Tensor) -> None:
-    options = {"norm_clipping": {"radius": 1.0}, "centred_clipping": {"radius": 1.0, "start": ROWS[0]}}.get(name, {})
+    clipping: dict[str, dict[str, Any]] = {
+        "norm_clipping": {"radius": 1.0},
+        "centred_clipping": {"radius": 1.0, "start": ROWS[0]},
+    }
+    options = clipping.get(name, {})
     there = {key: value.cuda() if isinstance(value, Tensor) else value for key, value in options.items()}
     found = RULES[name](ROWS.cuda(), weights.cuda(), **there)
     torch.testing.assert_close(found.cpu(), RULES[name](ROWS, weights, **options))

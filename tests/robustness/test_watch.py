@@ -167,7 +167,7 @@ def test_a_watch_may_begin_with_a_resume(tmp_path: Path) -> None:
 
 
 def test_configuration() -> None:
-    base = {
+    base: dict[str, dict[str, Any]] = {
         "run": {"rounds": 2}, "data": {"name": "synthetic", "clients": 6}, "partition": {"name": "natural"},
         "clients": {"count": 6, "test": "none"}, "model": {"name": "linear"}, "local": {"lr": 0.1},
         "algorithm": {"name": "fedavg"}, "sampler": {"name": "full"},

@@ -66,7 +66,7 @@ class Law:
     weights: FloatArray  # [outcomes, n]
     contacted: BoolArray  # [outcomes, n]
 
-    def mean(self, values: FloatArray) -> FloatArray:
+    def mean(self, values: FloatArray | BoolArray) -> FloatArray:
         return np.tensordot(self.probability, values, 1)
 
     @property

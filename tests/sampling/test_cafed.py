@@ -221,7 +221,7 @@ def test_floors() -> None:
         ({"floor": "local_optimum", "optima": np.array([1.0, 0.5, 2.0, 0.0])}, [3.0, 0.5, 0.0, 2.0]),
         ({"floor": "local_optimum", "optima": 0.5}, [3.5, 0.5, 0.5, 1.5]),
     ):
-        sampler = CAFed(**options)  # type: ignore[arg-type]
+        sampler = CAFed(**options)
         hearing(sampler, *heard)
         assert sampler.gaps(ids).tolist() == gaps
 
@@ -315,7 +315,7 @@ def test_a_loss_that_is_no_number_is_that_of_a_client_not_there() -> None:
     assert [(event.kind, event.facts) for event in watch.events] == [
         ("rejected_report", {"client": 1, "why": "not finite"})
     ]
-    assert np.isnan(algorithm.sampler.losses[1])
+    assert np.isnan(algorithm.sampler.losses[1])  # type: ignore[attr-defined]
 
 
 def test_when_all_online_are_dropped_the_model_stays() -> None:
@@ -408,7 +408,7 @@ def test_what_cannot_be() -> None:
         ({"batch_size": 0}, r"batch_size: 0"),
     ):
         with pytest.raises(UserError, match=words):
-            CAFed(**options).sample(server())  # type: ignore[arg-type]
+            CAFed(**options).sample(server())
     with pytest.raises(UserError, match="cafed depends on the losses"):
         statistics(CAFed(), population([0.5, 0.5]))
 
@@ -419,7 +419,7 @@ def test_who_has_left_has_no_say_in_the_mean() -> None:
     sampler.sample(where)
     sampler.losses = np.array([1.0, 1.0, 100.0, np.nan])
     where.version, where.importance = 1, np.array([0.4, 0.4, 0.0, 0.2])
-    sampler.ask = lambda _server, _here: (np.zeros(0, np.int64), np.zeros(0))  # type: ignore[method-assign]
+    sampler.ask = lambda _server, _here: (np.zeros(0, np.int64), np.zeros(0))  # type: ignore[assignment, method-assign]
     sampler.sample(where)
     assert sampler.gaps(np.arange(4))[3] == 1.0
 

@@ -284,7 +284,7 @@ def test_target_by_region_and_without_any() -> None:
 @pytest.mark.parametrize("options", [{"distance": "cosine"}, {"tree": "average"}])
 def test_unknown_options_of_similarity(options: dict[str, str]) -> None:
     with pytest.raises(UserError, match=f"sampler.{next(iter(options))}"):
-        ClusteredSimilarity(2, **options)  # type: ignore[arg-type]
+        ClusteredSimilarity(2, **options)
 
 
 def test_similarity_resumes_to_the_same_bits(tmp_path: Path) -> None:

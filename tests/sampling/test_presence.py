@@ -213,7 +213,7 @@ def test_options_that_cannot_be() -> None:
         ({"transition_prior": (1.0, 0.0)}, "sampler.transition_prior: .* above 0"),
     ):
         with pytest.raises(UserError, match=words):
-            Unbiased(**options)  # type: ignore[arg-type]
+            Unbiased(**options)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------

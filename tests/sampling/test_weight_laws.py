@@ -14,7 +14,8 @@ from turnout import MD, Fill, Full, Renormalised, Uniform
 from turnout.sampling._sampler import Sampler
 
 SIX = (0.3, 0.25, 0.2, 0.1, 0.1, 0.05)
-UNBIASED = [(Full(), EXAMPLE_A), *((s(m), p) for s in (MD, Uniform) for m, p in ((2, EXAMPLE_A), (2, EXAMPLE_B)))]
+UNBIASED: list[tuple[Sampler, tuple[float, ...]]] = [(Full(), EXAMPLE_A)]
+UNBIASED += [(s(2), p) for s in (MD, Uniform) for p in (EXAMPLE_A, EXAMPLE_B)]
 UNBIASED += [(MD(3), SIX), (Uniform(3), SIX), (MD(1), SIX), (Uniform(1), SIX)]
 ROUNDS = 20_000
 
@@ -31,7 +32,7 @@ class Table:
             self.variance, self.alpha, self.sum, self.total = self.p * (1 - self.p) / m, 1 / m, 0.0, (1 - s2) / m
             self.gamma, self.contacted = 1 / m, 1 - (1 - self.p) ** m
             self.distinct = n - float(((1 - self.p) ** m).sum())
-        elif isinstance(sampler, Uniform):
+        elif isinstance(sampler, Uniform) and sampler.clients_per_round is not None:
             m = sampler.clients_per_round
             self.variance, self.alpha = (n / m - 1) * self.p**2, (n - m) / (m * (n - 1))
             self.sum, self.total = self.alpha * (n * s2 - 1), (n / m - 1) * s2

@@ -176,7 +176,7 @@ def test_an_upload_cut_short_is_paid_pro_rata() -> None:
     s = server([1.0], left_at=np.array([3.0]), links=turnout.Links(up=1e6), model_bytes=500_000)  # 4 s to upload
     s.invite([0], local())
     (job,) = s.wait().failed.jobs
-    assert job.seconds == (0, 1, 2)
+    assert job.seconds == (0.0, 1.0, 2.0)
     assert job.bytes == (500_000, 250_000)
 
 
@@ -326,6 +326,6 @@ def test_jobs_that_shared_a_tensor_share_it_again(tmp_path: Path) -> None:
         experiment("x", rounds=4, algorithm=algorithm, people=people), tmp_path / "part", resume=True
     )
     assert torch.equal(again.model, results["whole"].model)
-    jobs = [job for job in again.server._in_flight.values() if isinstance(job.work, ControlledSGD)]
+    jobs = [job for job in again.server._in_flight.values() if isinstance(job.work, ControlledSGD)]  # type: ignore[attr-defined]
     assert jobs
     assert all(job.work.control is algorithm.control for job in jobs)

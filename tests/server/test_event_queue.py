@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ class Watching(Observer):
         self.seen.append((server.now, job.client))
 
 
-RUNS = {
+RUNS: dict[str, dict[str, Callable[[], FedAvg | FedBuff]]] = {
     "windowed": {},
     "continuing": {},
     "fetching": {},
@@ -44,7 +46,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_looking_at_every_arrival_changes_nothing(name: str) -> None:
-    options = {option: make() for option, make in RUNS[name].items()}
+    options: dict[str, Any] = {option: make() for option, make in RUNS[name].items()}
     watch = Watching()
     together, alone = (
         turnout.execute(experiment(name, rounds=5, **options), observers=observers) for observers in ([], [watch])
@@ -90,7 +92,7 @@ def test_a_job_is_the_same_the_second_time_its_work_is_asked_for() -> None:
     """What is known beforehand is looked up; before that, and where anything can go wrong, it is worked out."""
     people = population(devices=devices.lognormal(0.5, 0.7), links=turnout.Links(down=1e5, up=5e4, latency=0.01))
     server, work = simulation(Idle(), people), local()
-    first, second = [], []
+    first, second = list[Any](), list[Any]()
     for found in (first, second):
         server.invite(people.ids, work, again=True)
         found += server._in_flight.values()

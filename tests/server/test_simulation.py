@@ -283,7 +283,7 @@ def test_importance_follows_membership_between_rounds() -> None:
 
     s = simulation(Ticking(), people, stopping=Stopping(rounds=3))
     s.run()
-    assert s.algorithm.seen == [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.333, 0.333, 0.333]]
+    assert s.algorithm.seen == [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.333, 0.333, 0.333]]  # type: ignore[attr-defined]
 
 
 # -- cancel, hold and fetch, standing invitations, KEEP -------------------------------------------------------
@@ -302,9 +302,9 @@ def test_cancel_costs_pro_rata() -> None:
     s.step(s.wait(), [])
     record = [job for jobs in s._ended for job in jobs]
     assert [job.outcome for job in record] == ["cancelled"] * 3
-    assert record[0].seconds == (0.5, 0, 0)
+    assert record[0].seconds == (0.5, 0.0, 0.0)
     assert record[0].bytes == (62_500, 0)
-    assert record[1].seconds == (1, 2.5, 0)
+    assert record[1].seconds == (1.0, 2.5, 0.0)
     assert record[1].bytes == (125_000, 0)
     assert record[1].progress == pytest.approx(0.25)
 
@@ -490,7 +490,7 @@ def test_state_is_committed_when_the_job_completes_on_the_clock() -> None:
     s.invite([0, 1], Profile(0.0))
     early = s.wait(1)
     early["loss"]  # trains client 1 ahead as well
-    shapes = {"visits": ()}
+    shapes: dict[str, tuple[int, ...]] = {"visits": ()}
     assert s.store.get(shapes, np.array([0, 1]))["visits"].tolist() == [1, 0]
     s.wait()
     assert s.store.get(shapes, np.array([0, 1]))["visits"].tolist() == [1, 1]
@@ -522,7 +522,7 @@ def counted(server: Simulation) -> list[int]:
         sizes.append(len(jobs.keys))
         return train(jobs, *options)
 
-    server.cohort.train = counting  # type: ignore[method-assign]
+    server.cohort.train = counting  # type: ignore[assignment, method-assign]
     return sizes
 
 

@@ -24,7 +24,10 @@ from turnout.record.tracking import TIME, MLflow, TensorBoard, Tracker
 from turnout.server.observer import Round
 from turnout.server.server import Server
 
-SETTINGS = {"algorithm": {"name": "windowed", "window": 0.5}, "model": {f"option{i}": i for i in range(150)}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "algorithm": {"name": "windowed", "window": 0.5},
+    "model": {f"option{i}": i for i in range(150)},
+}
 PATIENCE = 120  # seconds until a server must be up
 hasty = count(0, 1000).__next__  # a clock by which every round is sent at once
 

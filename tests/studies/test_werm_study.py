@@ -58,7 +58,7 @@ def test_weights_one_and_zero_swap_the_sets() -> None:
 def results(rows: dict[tuple[str, float], list[list[float]]]) -> Results:
     trials = [({"method": m, "knob": k, "seed": 0}, {"rows": values}) for (m, k), values in rows.items()]
     setting = {"weights": [0.0, 0.5, 1.0], "strengths": [1.0]}
-    return Results("werm_tradeoff", "small", [0], setting, {}, trials)  # type: ignore[arg-type]
+    return Results("werm_tradeoff", "small", [0], setting, {}, trials)
 
 
 def test_accuracies_are_compared_at_equal_leakage() -> None:

@@ -96,11 +96,11 @@ def test_o7_o9_bounds_hold_on_random_quadratics(number: int) -> None:
     problem, alpha, p = Quadratics(chance, 5), simplex(chance, 5), simplex(chance, 5)
     meant, reached = problem.minimum(alpha), problem.minimum(p)
     best, best_biased = alpha @ problem.losses(meant), p @ problem.losses(reached)
-    bias = alpha @ problem.losses(reached) - best
+    bias = float(alpha @ problem.losses(reached) - best)
     assert bias <= theory.bias_bound_chi2(alpha, p, problem.kappa, float(problem.losses(meant).max()))
     assert bias <= theory.bias_bound_tv(alpha, p, problem.kappa, float(problem.losses(reached).max()))
     for w in chance.normal(size=(50, 3)):
-        optimisation = p @ problem.losses(w) - best_biased
+        optimisation = float(p @ problem.losses(w) - best_biased)
         assert alpha @ problem.losses(w) - best <= theory.total_error_bound(problem.kappa, optimisation, bias)
 
 
@@ -110,7 +110,7 @@ CONSTANTS = {
     "local_steps": 1, "smoothness": 1.0, "gradient": 1.0, "second_moment": 1.0, "variance": [0.0, 0.0],
     "loss_range": 0.5, "heterogeneity": 0.125, "diameter": 1.0, "states": 4, "slem": 0.9, "spectral": 8.0,
 }  # fmt: skip
-RATES = 0.1 * np.arange(1, 401) ** -0.6
+RATES = 0.1 * np.arange(1.0, 401) ** -0.6
 
 
 def bound(q: FloatArray = ALPHA / PI, rates: FloatArray = RATES, **changes: object) -> float:
@@ -181,7 +181,7 @@ def test_no_other_weights_are_better(number: int) -> None:
         return float((a @ q**2 / 2 + b) / (pi @ q))
 
     constraint = {"type": "eq", "fun": lambda q: q.sum() - total}
-    other = minimize(value, np.full(4, total / 4), bounds=[(0, None)] * 4, constraints=constraint, tol=1e-12)
+    other = minimize(value, np.full(4, total / 4), bounds=[(0, None)] * 4, constraints=constraint, tol=1e-12)  # type: ignore[call-overload]
     found = theory.optimal_weights(pi, a, b, total)
     assert value(found) == pytest.approx(other.fun, rel=1e-7)
     assert found == pytest.approx(other.x, abs=1e-3)

@@ -82,7 +82,7 @@ class OwnAverage(FedAvg):
 
 
 class Weigher(turnout.Observer):
-    def on_step(self, server: turnout.Server, updates: turnout.Updates, weights: Any) -> Any:
+    def on_step(self, server: turnout.Server, updates: Any, weights: Any) -> Any:
         return weights
 
 
@@ -212,7 +212,7 @@ def test_a_table_that_was_changed_before_its_use_is_found(tmp_path: Path) -> Non
     left = files_left(folder)
     assert left is not None
     (folder / "sensitivity" / "log.jsonl").unlink()
-    log_of(folder).append("ended", 0, files=left | {"sensitivity/table.jsonl": request.sha256(path)})
+    log_of(folder).append("ended", 0, files=left | {"sensitivity/table.jsonl": request.sha256(path)})  # type: ignore[attr-defined]
     forgotten(folder, [1])
     assert verify.problems(folder) == []
     assert "is nowhere in it: lines were cut off, or written anew" in verify.problems(folder, head)[0]
@@ -306,7 +306,7 @@ class Late(turnout.Observer):
 
 def test_a_client_that_never_took_part(tmp_path: Path) -> None:
     method = FedAvg(LocalSGD(0.1, steps=2, batching="full"), turnout.Uniform(2))
-    options = {"method": method, "rounds": 2}
+    options: dict[str, Any] = {"method": method, "rounds": 2}
     folder = run_in(tmp_path / "toy", **options)
     seen = {client for turn in request.Run(folder, made(**options)).branches.tables[0].turns for client in turn.clients}
     absent, *others = sorted({0, 1, 2, 3, 4} - seen)

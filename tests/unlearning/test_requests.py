@@ -76,7 +76,7 @@ def test_certificates_and_models(twice: tuple[Path, list[dict[str, Any]]]) -> No
     assert first["noise"]["source"] == request.ENTROPY
     assert first["noise"]["private"]
     assert second["models"]["before"] == first["models"]["after"]
-    assert request.sha256(folder / "model.safetensors") == second["models"]["after"]
+    assert request.sha256(folder / "model.safetensors") == second["models"]["after"]  # type: ignore[attr-defined]
     assert second["audit"]["train_accuracy of the forgotten, after"] >= 0
     assert {one["state"] for one in first["assumptions"]} == {"holds", "assumed", "unknown"}
     assert "heuristic" in first["statement"]
@@ -169,7 +169,13 @@ def test_cuts_add_up(tmp_path: Path) -> None:
 
 
 def test_what_is_stated_makes_the_promise_firm(tmp_path: Path) -> None:
-    firm = {"convex": True, "smoothness": 4.0, "bound": "contracted", "strong_convexity": 0.1, "group_rule": "max"}
+    firm: dict[str, Any] = {
+        "convex": True,
+        "smoothness": 4.0,
+        "bound": "contracted",
+        "strong_convexity": 0.1,
+        "group_rule": "max",
+    }
     firm |= {"sigma": 1.0}
     folder = run_in(tmp_path / "toy", **firm)
     certificate = forgotten(folder, [1, 2], **firm)
@@ -360,7 +366,7 @@ def test_a_wrong_promise_is_found(copied: Path) -> None:
         document = json.loads(certificate.read_text())
         document["guarantee"]["epsilon"] /= 2
         certificate.write_text(json.dumps(document))
-        entries[-1]["json"] = request.sha256(certificate)
+        entries[-1]["json"] = request.sha256(certificate)  # type: ignore[attr-defined]
 
     rewrite(copied, better)
     found = verify.problems(copied)
@@ -376,7 +382,7 @@ def test_a_certificate_that_says_otherwise_than_the_log_is_found(copied: Path, n
     def other(entries: list[dict[str, Any]]) -> None:
         certificate = copied / "unlearning" / "certificate2.json"
         certificate.write_text(json.dumps(json.loads(certificate.read_text()) | {name: value}))
-        entries[-1]["json"] = request.sha256(certificate)
+        entries[-1]["json"] = request.sha256(certificate)  # type: ignore[attr-defined]
 
     rewrite(copied, other)
     # the log is new from its last entry on, and certificate 2 names the entry before

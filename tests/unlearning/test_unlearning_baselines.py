@@ -124,7 +124,7 @@ def test_a_budget_a_round_is_no_budget() -> None:
     assert baselines.spent(baselines.clipped(rounds=100), 100) == pytest.approx(10)
     for options in ({"clip": 0.0}, {"rounds": 0}, {"delta": 2.0}, {"epsilon": 0.0}):
         with pytest.raises(UserError):
-            baselines.clipped(**options)  # type: ignore[arg-type]
+            baselines.clipped(**options)
 
 
 def test_a_newton_step_is_the_model_without_the_client() -> None:

@@ -130,7 +130,7 @@ def attempt(base: config.Settings, changes: list[str], by_file: bool, run: bool)
 
 def _long(experiment: turnout.Experiment) -> bool:
     """Whether a round is much honest work, or needs what is not here."""
-    local, plan = experiment.algorithm.local, experiment.plan
+    local, plan = experiment.algorithm.local, experiment.plan  # type: ignore[attr-defined]
     steps = int(local.num_steps(experiment.population.train.counts).max())
     steps *= getattr(experiment.algorithm, "tuning_epochs", None) or 1
     numbers = [value for value in vars(experiment.algorithm).values() if isinstance(value, int)]

@@ -67,7 +67,7 @@ def test_extreme_overrides(change: str) -> None:
     ],
 )
 def test_builds_that_would_never_end(
-    section: str, thing: str, options: config.Section, words: str, monkeypatch: pytest.MonkeyPatch
+    section: str, thing: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(catalogue.__file__).parent)
     with pytest.raises(UserError) as caught:
@@ -136,7 +136,7 @@ def test_what_only_a_run_can_tell(change: str, words: str) -> None:
 class Sloppy:
     """Defaults of other types than declared."""
 
-    def __init__(self, width: float = 5, depth: int = 0.5, name: Any = None, sizes: list[float] = (1, 2)) -> None:
+    def __init__(self, width: float = 5, depth: int = 0.5, name: Any = None, sizes: list[float] = (1, 2)) -> None:  # type: ignore[assignment]
         self.given = width, depth, name, sizes
 
 
