@@ -40,6 +40,7 @@ import same_bits_list
 Settings = dict[str, dict[str, Any]]
 Digests = dict[str, str]  # of each part of what a run leaves, such as `jobs.weight`; or one `refused`, a sentence
 CONFIGURATIONS, DIGESTS, HALF = "configurations.json", "digests.json", "half"
+_ENGINE = {"threads": 1, "precision": "float32", "device": "cpu"}
 _LATER = ("resumed", "restarted")  # what the log of a run says if it was stopped
 
 
@@ -72,14 +73,14 @@ def names(kind: str) -> list[str]:
 
 def run(settings: Settings, folder: Path, *, resume: bool = False, half: Path | None = None) -> Any:
     """Carry out a configuration in a folder; keep a copy of the folder half way."""
-    experiment, about, complete = _configuration("build")(settings)
-    observer = _part("Observer", "turnout")
+    experiment, _, complete = _configuration("build")(settings)
+    middle, observer = (settings["run"]["rounds"] + 1) // 2, _part("Observer", "turnout")
 
     class Copy(observer):  # type: ignore[misc, valid-type]
         """Copies the run while it is under way: what was done since the last checkpoint is there without one."""
 
         def on_round(self, server: Any, record: Any) -> None:
-            if half is not None and record.number == (about.rounds + 1) // 2:
+            if half is not None and record.number == middle:
                 shutil.copytree(folder, half)
 
     toml = _configuration("as_toml")(complete)
@@ -128,7 +129,7 @@ def _events(lines: Iterable[str]) -> list[str]:
 def _begin(folder: str) -> None:
     """Prepare a process: configurations read files of the folder, and nobody waits for the disk."""
     os.chdir(folder)
-    os.fsync = lambda _: None
+    os.fsync = lambda fd: None  # noqa: ARG005
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -170,15 +171,17 @@ def record(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
     if folder.exists() and any(folder.iterdir()):
         sys.exit(f"{folder}: it is not empty; choose another folder")
-    (folder / HALF).mkdir(parents=True)
+    engine = {"threads": arguments.threads, "precision": arguments.dtype, "device": arguments.device}
+    if arguments.like is not None and engine != _ENGINE:
+        sys.exit("--like: it has its own threads, dtype and device; leave them out")
     if arguments.like is None:
-        engine = {"threads": arguments.threads, "precision": arguments.dtype, "device": arguments.device}
         listed = same_bits_list.configurations()
         chosen = {name: {**s, "engine": engine | s.get("engine", {})} for name, s in listed.items()}
         _say_missing(chosen)
     else:
         chosen = json.loads((arguments.like / CONFIGURATIONS).read_text())
     chosen = {name: settings for name, settings in chosen.items() if re.search(arguments.only, name)}
+    (folder / HALF).mkdir(parents=True)
     same_bits_list.write_files(folder)
     (folder / CONFIGURATIONS).write_text(json.dumps(chosen, indent=1))
     began = time.perf_counter()
@@ -270,9 +273,11 @@ def main() -> int:
     recording = commands.add_parser("record", help="run every configuration and keep its digests")
     recording.add_argument("folder", type=Path)
     recording.add_argument("--like", type=Path, help="the recording whose configurations to run")
-    recording.add_argument("--threads", type=int, default=1)
-    recording.add_argument("--dtype", default="float32", choices=["float32", "float64"])
-    recording.add_argument("--device", default="cpu")
+    recording.add_argument(
+        "--threads", type=int, default=_ENGINE["threads"], help="of a run; give --workers 1 beside 2 of them"
+    )
+    recording.add_argument("--dtype", default=_ENGINE["precision"], choices=["float32", "float64"])
+    recording.add_argument("--device", default=_ENGINE["device"])
     comparing = commands.add_parser("compare", help="print every difference between two recordings")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

@@ -116,8 +116,8 @@ def write_files(folder: Path) -> None:
 
 
 def _lines() -> Iterator[str]:
-    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("same_bits_list.txt")))
-    for line in text.splitlines():
+    """The lines of the list, without remarks."""
+    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
         stripped = line.partition("#")[0].strip()
         if stripped:
             yield stripped
