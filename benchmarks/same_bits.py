@@ -61,7 +61,7 @@ def _part(name: str, *modules: str) -> Any:
 
 def _configuration(name: str) -> Callable[..., Any]:
     """Import a function of configurations: `read`, `build`, `as_toml`."""
-    found: Callable[..., Any] = _part(name, "turnout.config", f"turnout.config.{name}", "turnout.config.build")
+    found: Callable[..., Any] = _part(name, "turnout.config", f"turnout.config.{name}", "turnout.config.config")
     return found
 
 
