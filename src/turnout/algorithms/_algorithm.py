@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
+from turnout.aggregation.remember import LastUpdate
+from turnout.aggregation.rules import Rule
+from turnout.aggregation.weights import Weigh
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
 
 if TYPE_CHECKING:
@@ -21,10 +25,22 @@ if TYPE_CHECKING:
     from turnout.task.task import Task
 
 
+_PART: dict[str, bool] = {"part": True}  # a value with options of its own, from a section of its own
+
+
 @dataclass
 class Algorithm:
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
-    every checkpoint (numbers, strings, tensors). Between two rounds there is no other state."""
+    every checkpoint (numbers, strings, tensors). Between two rounds there is no other state.
+
+    Every method takes parts, each in the place of what it has of its own: `weigh` makes other weights of its weights,
+    `remember` lets silent clients count with their last update, `rule` takes the place of the weighted sum, `optimiser`
+    of the server's step, `serve` of what clients serve. One that it has no use for is refused.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("weigh", "remember", "rule", "optimiser", "serve")
+    cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
@@ -35,14 +51,22 @@ class Algorithm:
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
     no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
 
+    weigh: Weigh | None = field(default=None, kw_only=True, metadata=_PART)
+    remember: LastUpdate | None = field(default=None, kw_only=True, metadata=_PART)
+    rule: Rule | str | None = field(default=None, kw_only=True, metadata=_PART)
+    optimiser: Step | None = field(default=None, kw_only=True, metadata=_PART)
+    serve: Serve | None = field(default=None, kw_only=True, metadata=_PART)
+
     def __post_init__(self) -> None:
-        """Raise where an option has no use, or something of the local work given would be dropped."""
-        for part in (part for part in fields(self) if part.name in self.no_use_for):
-            given = getattr(self, part.name)
+        """Raise where a part or an option has no use, or something of the local work given would be dropped."""
+        kind = type(self).__name__
+        self._check_parts(kind)
+        for name, why in self.unused().items():
+            part = next(part for part in fields(self) if part.name == name)
+            given = getattr(self, name)
             if given != (part.default if part.default_factory is MISSING else part.default_factory()):
-                kind = type(self).__name__
                 shown = given if isinstance(given, int | float) else repr(given)[:60]
-                raise UserError(f"algorithm.{part.name}: {shown}, which would change nothing in {kind}; leave it out")
+                raise UserError(f"algorithm.{name}: {shown}, which would change nothing {why}; leave it out")
         local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):
             return
@@ -54,6 +78,28 @@ class Algorithm:
                 f"local: {type(self).__name__} would never ask {type(local).__name__} to predict; take an algorithm of "
                 "your own whose `predictor` returns it"
             )
+
+    def _check_parts(self, kind: str) -> None:
+        """Raise where a part is of another kind, has no use, or two of them exclude each other."""
+        kinds = {"weigh": Weigh, "remember": LastUpdate, "rule": Rule, "optimiser": Step, "serve": Serve}
+        for name, wanted in kinds.items():
+            given = getattr(self, name)
+            if given is None or isinstance(given, str):
+                continue
+            if not isinstance(given, wanted):
+                raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
+            if name in self.cannot:
+                raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
+        if self.weigh is not None and self.remember is not None:
+            raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
+
+    def unused(self) -> dict[str, str]:
+        """Options that would change nothing, and where."""
+        found = dict.fromkeys(self.no_use_for, f"in {type(self).__name__}")
+        for name, options in self.of_part.items():
+            if getattr(self, name) is not None:
+                found |= dict.fromkeys(options, f"beside the {name} given, which has its own options")
+        return found
 
     def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
         """Raise unless that kind of work can be made of the local one without loss."""
@@ -72,9 +118,28 @@ class Algorithm:
         """The loop over `server.rounds()`."""
         raise NotImplementedError
 
-    def optimiser(self) -> Gradient:
-        """What the server does with the aggregated difference."""
-        return Gradient()
+    def own_optimiser(self) -> Step:
+        """What the server does with the aggregated difference, unless an `optimiser` is given."""
+        return Step()
+
+    def own_rule(self) -> Rule | None:
+        """What takes the place of the weighted sum, unless a `rule` is given."""
+        return None
+
+    def own_weigh(self) -> Weigh | None:
+        """What other weights are made of the method's, unless `weigh` is given."""
+        return None
+
+    def stepping(self, server: Server) -> LocalSGD:
+        """The local work whose steps are counted: that which clients are asked for now."""
+        work: LocalSGD = self.local  # type: ignore[attr-defined]
+        return work
+
+    def served(self, unseen: bool) -> tuple[LocalSGD | None, LocalSGD | None]:
+        """What a client adapts the global model with before it serves, and the work whose `predict` serves it."""
+        if self.serve is None:
+            return self.adaptation(unseen), self.predictor()
+        return self.serve.adaptation(self.local), None  # type: ignore[attr-defined]
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         """The waiting policy that round `version` follows, where the algorithm is one."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.random import FloatArray, IntArray
@@ -36,6 +36,7 @@ class AsyncFedAvg(Arrivals):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {"optimiser": ("server_lr",)}
 
     weight_rule: str = "unbiased"
     server_lr: float = 1.0
@@ -85,5 +86,5 @@ class AsyncFedAvg(Arrivals):
         factors = importance[clients] * self.inverse_rates(policy, durations)[clients]
         return self.local.bind({"lr": self.local.lr * factors})
 
-    def optimiser(self) -> Gradient:
-        return Gradient(self.server_lr)
+    def own_optimiser(self) -> Step:
+        return Step(self.server_lr)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
 from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, check_positive, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
@@ -39,6 +39,7 @@ class FedAvg(Algorithm):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {"optimiser": ("server_lr",), "remember": ("normalise",)}
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
@@ -111,5 +112,8 @@ class FedAvg(Algorithm):
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         server.step(updates, self.weights(server, updates, chosen))
 
-    def optimiser(self) -> Gradient:
-        return Gradient(self.server_lr)
+    def own_optimiser(self) -> Step:
+        return Step(self.server_lr)
+
+    def stepping(self, server: Server) -> LocalSGD:
+        return self.work(server)

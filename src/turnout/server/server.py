@@ -8,10 +8,9 @@ business of a subclass: `Simulation` reaches them in virtual time, `turnout.depl
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.aggregation.optimisers import Step
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core import random
@@ -32,6 +32,7 @@ from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
+from turnout.server.law import Law
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.privacy import Privacy
 from turnout.server.sealed import foreign
@@ -70,13 +71,7 @@ class Among:
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
 CURRENT = Keep(current=True)  # no download: the client was sent the current model before, and has said something of it
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
-Rule = Callable[[Tensor, Tensor], Tensor]  # one row of rows [k, P] and weights [k]
 ByClient = tuple[IntArray, dict[str, FloatArray], IntArray]  # clients, their measures by name, their samples
-
-
-def _finite(model: Tensor) -> bool:
-    """Whether every number is; a sum that is finite says so in one go."""
-    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
 
 
 class Server:
@@ -108,8 +103,7 @@ class Server:
         self.task = self.cohort.task
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
-        self.optimiser = algorithm.optimiser()
-        self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
+        self.law = Law(self)
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self.model = self.task.initial.clone()
         self.version = 0
@@ -211,113 +205,36 @@ class Server:
 
     # -- the law ----------------------------------------------------------------------------------------------
 
-    def step(self, updates: Updates, weights: ArrayLike, rule: Rule | None = None) -> Updates:
-        """The law: move the model by the weighted sum of differences. Returns the updates that counted.
-
-        A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
-        counts as much as all weights together. What it does is not linear, and recorded so."""
-        updates, weights = updates.sealed(False), self._checked(updates, weights)
-        if updates.used:
-            raise UserError("step: an update may be used once; use publish for methods that remember old ones")
-        counted, weights = self._screened(updates, weights)
-        if rule is not None and self.privacy is not None:
-            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
-        if rule is not None:  # NaN has no place in an order
-            counted, weights = self._finite_rows(counted, weights)
-        if self.privacy is not None:
-            weights = self.privacy.bounded(counted.clients, weights)
-        applied = self._apply(counted, weights, rule)
-        updates.mark_used()
-        updates = counted
-        if not applied:
-            updates, weights = self._finite_rows(updates, weights)
-            if not self._apply(updates, weights, rule):
-                self._diverge("the model is no longer finite")
-        self._record.linear &= rule is None
-        self._close_aggregation(updates, weights if rule is None else np.ones(len(updates)))
-        return updates.sealed(self.privacy is not None)
-
-    def _screened(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
-        """What is left of updates after those have looked who may change their weights."""
-        for observer in self.observers:
-            counted = observer.on_step(self, updates, weights)
-            if counted is not weights and self.privacy is not None:
-                name = type(observer).__name__
-                raise UserError(f"privacy.noise: nobody's weight may follow from updates, and {name} changes weights")
-            if counted is not weights:
-                updates, weights = updates.select(counted != 0), counted[counted != 0]
-        return updates, weights
-
-    def _finite_rows(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
-        """`finite`, with the weights of those that are left."""
-        kept = self.finite(updates, weights)
-        left = set(kept.jobs)
-        return kept, weights[[job in left for job in updates.jobs]]
-
-    def _apply(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> bool:
-        """Move the model, unless it would no longer be finite."""
-        if not len(updates):
-            self.log("empty_round")
-            if self.privacy is None:
-                return True
-        optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
-        model = optimiser.step(self.model, self._aggregated(updates, weights, rule))
-        if not _finite(model):
-            return False
-        self.model, self.optimiser = model, optimiser
-        return True
-
-    def _aggregated(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> Tensor:
-        """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
-        if self.privacy is not None:
-            return self.privacy.noised_sum(updates, weights, self.model, self.version)
-        if rule is None or not weights.sum() > 0:
-            return updates.weighted_sum(weights)
-        rows, total = updates.deltas, float(weights.sum())
-        with self.cohort.all_threads():
-            return total * rule(rows, torch.as_tensor(weights / total).to(rows))
+    def step(self, updates: Updates, weights: ArrayLike) -> Updates:
+        """Move the model by the weighted sum of differences, or by what the method's parts make of them. Returns the
+        updates that counted; an update may count once."""
+        return self.law.step(updates, weights)
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
         say what each contributes in this round, None if the rule is not linear."""
-        if model.shape != self.model.shape or model.dtype != self.model.dtype:
-            raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
-        if self.privacy is not None:
-            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
-        applied = self._checked(updates, np.ones(len(updates)) if weights is None else weights)
-        self._record.linear &= weights is not None
-        self._set_model(model.clone())
-        self._close_aggregation(updates, applied)
-
-    @staticmethod
-    def _checked(updates: Updates, weights: ArrayLike) -> FloatArray:
-        weights = np.array(weights, np.float64)  # its own: they are recorded when the round closes
-        if weights.shape != (len(updates),) or not np.isfinite(weights).all():
-            raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
-        return weights
+        self.law.publish(model, updates, weights)
 
     def finite(self, updates: Updates, weights: FloatArray | None = None) -> Updates:
-        """Without the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
-        if not len(updates):
-            return updates
-        good = updates.finite().cpu().numpy()
-        for row in np.flatnonzero(~good).tolist():
-            job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
-            self.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
-        return updates if good.all() else updates.select(good)
+        """Drop the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
+        return self.law.finite(updates, weights)
 
-    def _set_model(self, model: Tensor) -> None:
-        if _finite(model):
-            self.model = model
-        else:
-            self._diverge("the model is no longer finite")
+    @property
+    def optimiser(self) -> Step:
+        """What is done with the aggregated difference."""
+        return self.law.optimiser
 
-    def _diverge(self, why: str) -> None:
+    def diverge(self, why: str) -> None:
         """Stop, and keep everything recorded so far."""
         self.log("diverged", why=why)
         self.stopped = f"diverged: {why}"
 
-    def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
+    def record_linear(self, linear: bool) -> None:
+        """Note whether this round's change is a weighted sum of updates."""
+        self._record.linear &= linear
+
+    def close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
+        """Count an aggregation of these updates: a new version."""
         self._used.append((updates, weights, self.version))
         if updates.columns is None:
             clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
@@ -370,7 +287,7 @@ class Server:
         if last or self.evaluation.due(self.version, now, self._evaluated_at):
             record.measures = self.evaluate()
             if not all(np.isfinite(value) for name, value in self.measures.items() if name.endswith("_loss")):
-                self._diverge("the loss is no longer finite")
+                self.diverge("the loss is no longer finite")
         for observer in self.observers:
             observer.on_round(self, record)
         mark_logged(record.jobs)
@@ -527,7 +444,8 @@ class Server:
             return evaluator.personal_models(personal, model, self._store)
 
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
-        adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
+        adapted, kept = self.algorithm.served(unseen)
+        adapted = adapted if adapts else None
         if adapted is not None:
             now, adapted = self.now, adapted.at(self.version)
             return Personal(adapted, lambda ids: self.whole_population.samples(ids, np.full(len(ids), now)), self.seed)
@@ -551,6 +469,7 @@ class Server:
         """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
+        law_tensors = {} if self.law.last is None else {"last": self.law.last}
         facts: Facts = {
             "version": self.version,
             "begun": self.begun,
@@ -565,6 +484,7 @@ class Server:
         }
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
+        tensors |= nest("law", law_tensors)
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -580,6 +500,8 @@ class Server:
         self._evaluated_at, self._tally = facts["evaluated_at"], facts["tally"]
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
+        last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
+        self.law.last = None if last is None else last.to(device)
         self._store.load(unnest("store", tensors))
         self.stopped, self._record.linear = facts["stopped"], facts["linear"]
         for name, observer in self._named_observers():

@@ -65,10 +65,11 @@ def save_state(thing: Any) -> tuple[Facts, Named]:
 
 def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
     """The inverse of `save_state`, into an object built with the same options."""
+    tensors = tensors | {new: tensors[old] for old, new in getattr(thing, "FORMER", {}).items() if old in tensors}
     for part in fields(thing):
         value = getattr(thing, part.name)
         if is_dataclass(value) and not isinstance(value, type):
-            load_state(value, facts[part.name], unnest(part.name, tensors), device)
+            load_state(value, facts.get(part.name, {}), unnest(part.name, tensors), device)
         elif part.init:
             continue
         elif part.name in tensors:
