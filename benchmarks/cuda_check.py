@@ -27,28 +27,24 @@ from turnout import (
     Evaluation,
     Experiment,
     FedAvg,
-    KNNPersonaliser,
     LocalSGD,
     Plan,
     Population,
     Privacy,
     Ragged,
-    RobustMean,
     Screening,
     Stopping,
-    StreamFedAvg,
     Task,
     Uniform,
     Unlearning,
-    adversary,
-    arriving,
-    behaviour,
-    memories,
 )
 from turnout.aggregation.rules import RULES
+from turnout.algorithms import RobustMean, StreamFedAvg
+from turnout.clients import adversary, arriving, behaviour, memories
 from turnout.config import registry
 from turnout.core import random
 from turnout.core.random import GOLDEN, bits, key, mix
+from turnout.local import KNNPersonaliser
 from turnout.record.detectors import DETECTORS
 from turnout.task.models import cnn_mnist, linear
 from turnout_studies.forgetting import baselines
@@ -289,7 +285,7 @@ def forgotten(plan: Plan, retention: str) -> Outcome:
     """Two requests, the first of two clients."""
     settings = Unlearning(sigma=0.02, retention=retention, every=2, groups=[[1, 4]])
     made = trial(FedAvg(local(), turnout.Full()), plan, unlearning=settings, rounds=6)
-    sifu = turnout.SIFU(made)
+    sifu = turnout.trust.SIFU(made)
     sifu.train()
     sifu.forget([1, 4], noise_seed=2)
     result = sifu.forget([2], noise_seed=2)

@@ -12,7 +12,8 @@ import torch
 from toy_problems import EXACT, EXAMPLE_A, Unequal, Watched, clients, fixed_point, point, simulate, steps
 
 import turnout
-from turnout import MD, FedAvg, FedNova, FedProx, Full, Local, LocalSGD, Scaffold, Task, Uniform, UserError
+from turnout import MD, FedAvg, FedProx, Full, LocalSGD, Scaffold, Task, Uniform, UserError
+from turnout.algorithms import FedNova, Local
 from turnout.local.proximal import ProximalSGD
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server

@@ -16,13 +16,11 @@ from support import SIZES, conv, experiment, images, local, mlp, population, sim
 from turnout import (
     Evaluation,
     Experiment,
-    Fill,
     Full,
     LocalSGD,
     Observer,
     Plan,
     Population,
-    Renormalised,
     Result,
     Simulation,
     Stopping,
@@ -32,6 +30,7 @@ from turnout import (
 from turnout.algorithms.fedem import FedEM
 from turnout.config import config
 from turnout.local.mixture_task import MixtureTask
+from turnout.samplers import Fill, Renormalised
 from turnout.server.observer import Event
 from turnout.server.server import Server
 

@@ -16,20 +16,7 @@ from torch import nn
 
 import turnout
 from support import Vector, algorithm, local, mlp, population, quadratic_loss, simulation
-from turnout import (
-    Crashes,
-    FedAvg,
-    Fill,
-    Full,
-    LocalSGD,
-    Observer,
-    Plan,
-    Population,
-    Simulation,
-    Stopping,
-    Task,
-    UserError,
-)
+from turnout import Crashes, FedAvg, Full, LocalSGD, Observer, Plan, Population, Simulation, Stopping, Task, UserError
 from turnout.aggregation.encryption import key_holder
 from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedavg_rp import FedAvgRP
@@ -39,6 +26,7 @@ from turnout.config.options import options_of
 from turnout.core.random import FloatArray, IntArray, key, normal
 from turnout.local.profile import profile_of
 from turnout.local.proximal import ProximalSGD
+from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
 from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities

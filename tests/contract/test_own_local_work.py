@@ -68,7 +68,7 @@ def test_numbers_of_a_known_work_are_not_dropped() -> None:
     with pytest.raises(UserError, match="the ProximalSGD given would be replaced by PulledSGD"):
         PulledSGD.extend(ProximalSGD(0.1, mu=0.5), mu=0.1)
     with pytest.raises(UserError, match="the ProximalSGD given would be replaced by the ProximalSGD of FedAsync"):
-        turnout.FedAsync(ProximalSGD(0.1, mu=0.5), mu=0.1)
+        turnout.algorithms.FedAsync(ProximalSGD(0.1, mu=0.5), mu=0.1)
     with pytest.raises(UserError, match="the Share given would be replaced by KeptModelSGD"):
         KeptModelSGD.extend(Share(0.1))
     assert PulledSGD.extend(ProximalSGD(0.1, mu=0.5)) == PulledSGD(0.1, mu=0.5)

@@ -13,8 +13,9 @@ from fake_network import FIRST_NODE, SECONDS, SIZES, World
 from flwr.app import Message
 
 import support
-from turnout import Algorithm, CAFed, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
+from turnout import Algorithm, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
 from turnout.deploy.replay import replay
+from turnout.samplers import CAFed
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: FedAvg(support.local(), Full()),

@@ -260,7 +260,7 @@ def test_noise_is_refused_where_more_is_sent(name: str, what: str) -> None:
 
 
 def test_reports_before_anybody_is_chosen_are_refused_with_noise_and_left_alone_without() -> None:
-    sampler = turnout.PowerOfChoice(2, candidates=4)
+    sampler = turnout.samplers.PowerOfChoice(2, candidates=4)
     for chain, fine in (("top_k:0.1", True), ("clip:1.0,noise:0.1:3", False)):
         method = turnout.FedAvg(local(transform=chain), sampler)
         server = simulation(method, stopping=Stopping(2))

@@ -263,7 +263,9 @@ def test_an_adversary_sees_what_is_sent() -> None:
 
 def test_reports_pass() -> None:
     """Updates are forged, reports are not: a sampler that asks for losses hears the same."""
-    plan = experiment("fedavg", 2, algorithm=turnout.FedAvg(local(), turnout.PowerOfChoice(3)), people=population())
+    plan = experiment(
+        "fedavg", 2, algorithm=turnout.FedAvg(local(), turnout.samplers.PowerOfChoice(3)), people=population()
+    )
     lies = replace(plan.population, behaviour=FreeRider(share=1.0))
     result = turnout.execute(replace(plan, population=lies))
     assert torch.equal(result.model, Task(mlp, seed=3).initial)

@@ -198,8 +198,8 @@ def test_samplers_adversaries_and_observers_that_look() -> None:
         run(turnout.FedAvg(local(), TrustedChooser()))
     plain = turnout.FedAvg(local(), turnout.Full())
     with pytest.raises(turnout.UserError, match=r"^privacy\.noise: adversary LargestNorm may take more"):
-        run(plain, people=population(adversary=turnout.adversary.LargestNorm(0.3)))
-    run(plain, privacy=replace(NOISY, noise_seed=1), people=population(adversary=turnout.adversary.Random(0.3)))
+        run(plain, people=population(adversary=turnout.clients.adversary.LargestNorm(0.3)))
+    run(plain, privacy=replace(NOISY, noise_seed=1), people=population(adversary=turnout.clients.adversary.Random(0.3)))
 
     class Weigher(turnout.Observer):
         def on_step(self, server: Server, updates: Updates, weights: Any) -> Any:

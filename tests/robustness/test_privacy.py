@@ -89,9 +89,9 @@ def test_updates_of_one_client_share_its_weight() -> None:
     [
         (turnout.Full(), 25 / 82),
         (turnout.Uniform(4), 2 * 25 / 82),
-        (turnout.Fill(4), 25 / 82),
-        (turnout.PoissonBinomial(2), 0.5),
-        (turnout.Binomial(2), 4 * 25 / 82),
+        (turnout.samplers.Fill(4), 25 / 82),
+        (turnout.samplers.PoissonBinomial(2), 0.5),
+        (turnout.samplers.Binomial(2), 4 * 25 / 82),
     ],
 )
 def test_the_largest_weight_is_that_of_the_sampler(sampler: Any, weight: float) -> None:
@@ -210,10 +210,10 @@ def test_a_secret_sample_amplifies_where_that_holds() -> None:
     sizes = (10,) * 40
     people, unreliable = population(sizes), population(sizes, crashes=turnout.Crashes(0.2))
     private = Privacy(noise=2.0, clip=0.3)
-    plain = run(private, 2, sampler=turnout.Binomial(4), people=people).privacy["central"]
+    plain = run(private, 2, sampler=turnout.samplers.Binomial(4), people=people).privacy["central"]
     assert plain["of"] == "gaussian(2)"
     secret = replace(private, amplified=True)
-    poisson = run(secret, 2, sampler=turnout.Binomial(4), people=unreliable).privacy["central"]
+    poisson = run(secret, 2, sampler=turnout.samplers.Binomial(4), people=unreliable).privacy["central"]
     assert poisson["of"] == "poisson_sampled(0.1, gaussian(2))"
     assert poisson["epsilon"] < 0.5 * plain["epsilon"]
     drawn = run(secret, 2, sampler=turnout.Uniform(4), people=people).privacy["central"]
@@ -230,8 +230,11 @@ def test_a_secret_sample_amplifies_where_that_holds() -> None:
     refused: list[dict[str, Any]] = [
         {"sampler": turnout.Uniform(4), "people": unreliable},
         {"sampler": turnout.MD(4), "people": people},
-        {"sampler": turnout.Binomial(4), "people": population(sizes, adversary=turnout.adversary.Random(0.5))},
-        {"sampler": turnout.Binomial(4), "people": people, "method": {"normalise": "responders"}},
+        {
+            "sampler": turnout.samplers.Binomial(4),
+            "people": population(sizes, adversary=turnout.clients.adversary.Random(0.5)),
+        },
+        {"sampler": turnout.samplers.Binomial(4), "people": people, "method": {"normalise": "responders"}},
     ]
     for options in refused:
         with pytest.raises(UserError, match=r"privacy\.amplified: it holds for samplers"):
@@ -318,7 +321,11 @@ def test_noise_of_nothing_is_a_mistake() -> None:
 
 
 def test_samplers_and_rules_that_take_more_than_a_sum() -> None:
-    for sampler in (turnout.Optimal(2), turnout.ClusteredSimilarity(2), turnout.PowerOfChoice(2, candidates=4)):
+    for sampler in (
+        turnout.samplers.Optimal(2),
+        turnout.samplers.ClusteredSimilarity(2),
+        turnout.samplers.PowerOfChoice(2, candidates=4),
+    ):
         with pytest.raises(UserError, match=r"privacy\.noise: sampler \w+ may take more from updates than their sum"):
             server(SEEDED, turnout.FedAvg(local(), sampler))
     with pytest.raises(UserError, match=r"privacy\.max_weight: missing"):

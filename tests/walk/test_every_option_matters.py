@@ -223,7 +223,7 @@ SAMPLERS: dict[str, Case] = {
 
 # what is refused when it is made, or before anything is trained
 REFUSED = {
-    *(("centralised", "algorithm", name) for name in turnout.Centralised.no_use_for),
+    *(("centralised", "algorithm", name) for name in turnout.algorithms.Centralised.no_use_for),
     ("clustered_fl", "algorithm", "wait_for"),
     ("fedadagrad", "algorithm", "beta2"),
     ("fedfix", "algorithm", "retry"),

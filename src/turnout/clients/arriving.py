@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from turnout.core import random
 from turnout.core.errors import UserError
@@ -49,6 +48,8 @@ def once(periods: int = 100) -> Arrivals:
 
 def poisson(rate: float = 1.0) -> Arrivals:
     """`rate` samples a period in the mean, independently."""
+    from scipy import stats  # half as slow as torch to import, and only this needs it
+
     _check_rate(rate)
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
