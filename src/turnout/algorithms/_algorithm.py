@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
+from turnout.server.waits import Wait
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population
@@ -33,12 +35,12 @@ class Algorithm:
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
     every checkpoint (numbers, strings, tensors). Between two rounds there is no other state.
 
-    Every method takes parts, each in the place of what it has of its own: `weigh` makes other weights of its weights,
-    `remember` lets silent clients count with their last update, `rule` takes the place of the weighted sum, `optimiser`
-    of the server's step, `serve` of what clients serve. One that it has no use for is refused.
+    Every method takes parts, each in the place of what it has of its own: `wait` closes rounds, `weigh` makes other
+    weights of its weights, `remember` lets silent clients count with their last update, `rule` takes the place of the
+    weighted sum, `optimiser` of the server's step, `serve` of what clients serve. One without a use is refused.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = ("weigh", "remember", "rule", "optimiser", "serve")
+    waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
     cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
 
@@ -51,6 +53,7 @@ class Algorithm:
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
     no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
 
+    wait: Wait | None = field(default=None, kw_only=True, metadata=_PART)
     weigh: Weigh | None = field(default=None, kw_only=True, metadata=_PART)
     remember: LastUpdate | None = field(default=None, kw_only=True, metadata=_PART)
     rule: Rule | str | None = field(default=None, kw_only=True, metadata=_PART)
@@ -90,6 +93,11 @@ class Algorithm:
                 raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
+        if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
+            why = (
+                "closes its rounds by a rule of its own" if self.waits is None else f"waits with {self.waits.__name__}"
+            )
+            raise UserError(f"wait: {kind} {why}, not with {type(self.wait).__name__}; leave it out")
         if self.weigh is not None and self.remember is not None:
             raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
 
@@ -109,7 +117,7 @@ class Algorithm:
     @property
     def time_limit(self) -> float | None:
         """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
-        return getattr(self, "deadline", None)
+        return getattr(self if self.wait is None else self.wait, "deadline", None)
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -172,29 +180,11 @@ class Algorithm:
         return None
 
 
-@dataclass
-class DefaultDeadline(Algorithm):
-    """Waits for `deadline` seconds, an option of the subclass; unless given, for a time taken from how long the clients
-    are expected to need, which is logged and part of the result."""
-
-    local: LocalSGD
-    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
-
-    @property
-    def time_limit(self) -> float | None:
-        given = super().time_limit
-        return self.chosen_deadline if given is None else given
-
-    def begin(self, server: Server) -> None:
-        super().begin(server)
-        if super().time_limit is None:
-            expected = server.durations(self.local).mean[server.population.base_importance > 0]
-            self.chosen_deadline = self.default_deadline(expected)
-            server.log("default_deadline", seconds=float(f"{self.chosen_deadline:.6g}"), why="no algorithm.deadline")
-
-    def default_deadline(self, expected: FloatArray) -> float:
-        """Seconds, from those that each client is expected to need."""
-        raise NotImplementedError
+def expected_deadline(server: Server, local: LocalSGD, of: Callable[[FloatArray], float]) -> float:
+    """Seconds to wait where no deadline is given: a function of those that each client is expected to need; logged."""
+    seconds = of(server.durations(local).mean[server.population.base_importance > 0])
+    server.log("default_deadline", seconds=float(f"{seconds:.6g}"), why="no algorithm.deadline")
+    return seconds
 
 
 def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:

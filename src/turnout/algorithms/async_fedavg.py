@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from turnout.aggregation.optimisers import Step
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError, check_positive, unknown
@@ -21,6 +19,7 @@ from turnout.server.participation import Gaps, rates
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+from turnout.server.waits import EachArrival
 
 RULES = ("unbiased", "measured", "naive", "learning_rate")
 
@@ -46,16 +45,12 @@ class AsyncFedAvg(Arrivals):
         super().__post_init__()
         if self.weight_rule not in RULES:
             raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
-        if self.weight_rule == "learning_rate" and type(self) is not AsyncFedAvg:
+        if self.weight_rule == "learning_rate" and not isinstance(self.closing, EachArrival):
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
         if self.weight_rule == "learning_rate" and self.concurrency is not None:
             raise UserError("algorithm.weight_rule: learning_rate needs rates that concurrency leaves to chance")
         check_positive("algorithm.server_lr", self.server_lr)
         self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
-
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        """Weights that ignore who answers how often."""
-        return np.ones(len(updates))
 
     def begin(self, server: Server) -> None:
         self.gaps.begin(server.population.size)
@@ -68,7 +63,7 @@ class AsyncFedAvg(Arrivals):
     def weights(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> FloatArray:
         """d_i of each update."""
         if self.weight_rule in ("naive", "learning_rate"):
-            return self.naive(server, updates)
+            return self.closing.naive(server, updates)
         clients = updates.clients
         if self.weight_rule == "measured" or not durations.reliable or self.concurrency is not None:
             return server.importance[clients] * self.gaps.inverse_rates(server.version, clients)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from turnout.aggregation.optimisers import Adam, Adaptive
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError
+from turnout.core.errors import renamed
 
 
 @dataclass
@@ -30,10 +30,8 @@ class FedAdam(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
+        with renamed({"optimiser.lr": "algorithm.server_lr", "optimiser.": "algorithm."}):
             self.own_optimiser()
-        except UserError as error:
-            raise UserError(str(error).replace("optimiser.", "algorithm.", 1)) from error
 
     def own_optimiser(self) -> Adaptive:
         return Adam(self.server_lr, self.beta1, self.tau, self.beta2)

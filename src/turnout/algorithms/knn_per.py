@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError
+from turnout.core.errors import renamed
 from turnout.local.knn import MemoryOfSamples
 from turnout.local.serving import Neighbours
 from turnout.server.server import Server
@@ -45,10 +45,8 @@ class KNNPer(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
+        with renamed({"serve.": "algorithm."}):
             self.memory()
-        except UserError as error:
-            raise UserError(str(error).replace("serve.", "algorithm.", 1)) from error
 
     def begin(self, server: Server) -> None:
         if self.capacity == 0:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 
 from turnout.aggregation.rules import RULES, Rule
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError, renamed, unknown
 
 OPTIONS = ("trim", "liars", "keep", "radius", "iterations")
 
@@ -51,7 +51,5 @@ class RobustMean(FedAvg):
                 raise UserError(f"algorithm.{name}: rule {self.rule} does not take it; leave it out")
             if name not in given and known.get(name) is MISSING:
                 raise UserError(f"algorithm.{name}: missing; rule {self.rule} needs it")
-        try:
+        with renamed({"rule.": "algorithm."}):
             return kind(**given, buckets=self.buckets)
-        except UserError as error:
-            raise UserError(str(error).replace("rule.", "algorithm.", 1)) from error

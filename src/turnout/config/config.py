@@ -56,6 +56,7 @@ from turnout.run.shadow import Shadow
 from turnout.sampling._sampler import Limited
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
+from turnout.server.waits import WAITS
 from turnout.task.models import MODELS
 from turnout.task.task import Task
 
@@ -95,6 +96,7 @@ DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
 PARTS: dict[str, dict[str, Any]] = {  # of a method, each a section of its own
+    "wait": WAITS,
     "weigh": WEIGHTS,
     "remember": REMEMBER,
     "rule": RULES,
@@ -152,8 +154,8 @@ class ClientSettings:
 
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
-    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "weigh", "remember",
-    "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
+    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "wait", "weigh",
+    "remember", "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
 )  # fmt: skip
 _OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.

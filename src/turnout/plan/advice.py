@@ -18,7 +18,7 @@ import numpy as np
 from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.fedavg import FedAvg
-from turnout.algorithms.fedbuff import MODES, FedBuff
+from turnout.algorithms.fedbuff import FedBuff
 from turnout.algorithms.fedfix import FedFix
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
@@ -29,6 +29,7 @@ from turnout.sampling.full import Full
 from turnout.server.durations import Durations
 from turnout.server.participation import rates
 from turnout.server.policy import Policy, Schedule
+from turnout.server.waits import MODES
 
 WINDOWS = (0.2, 0.5, 0.8, 1.0)  # of FedFix, in mean durations of the slowest client
 BUFFERS = (10, 4, 2)  # of FedBuff: N over each of these
