@@ -23,8 +23,8 @@ from turnout.record.audit import Audit
 from turnout.record.efficiency import Efficiency
 from turnout.record.energy import Energy
 from turnout.record.history import History
+from turnout.server.jobs import Crew, Job, together
 from turnout.server.observer import Round
-from turnout.server.updates import Crew, Job, together
 
 DELAYS = [5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 4.0, 6.0, 0.5]
 EVERYBODY = list(range(len(DELAYS)))

@@ -12,9 +12,10 @@ from turnout.core.errors import UserError, check_seconds
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
+from turnout.server.jobs import CRASHED, LEFT
 from turnout.server.policy import Policy
 from turnout.server.server import Server
-from turnout.server.updates import CRASHED, LEFT, Updates
+from turnout.server.updates import Updates
 
 _RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
 

@@ -33,10 +33,10 @@ from turnout.deploy.wire import (
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch
 from turnout.server.durations import Durations
-from turnout.server.mailbox import NOT_KNOWN
+from turnout.server.jobs import LEFT, NOT_KNOWN
 from turnout.server.server import ByClient, Server
 from turnout.server.state import Facts
-from turnout.server.updates import LEFT, Updates
+from turnout.server.updates import Updates
 
 _FIRST_PAUSE = 0.01  # seconds
 
@@ -73,7 +73,7 @@ class Deployment(Correspondence):
         return True
 
     def _comes_by(self, close: int | None) -> bool:
-        return bool(self._events) and (close is None or self._events[0][0] <= close)
+        return self._flight.queue.due(close)
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         self._poll()
@@ -150,7 +150,7 @@ class Deployment(Correspondence):
             self._over_with(job, LEFT)
 
     def online(self) -> OnlineSet:
-        return Live(self.population, self.version, self.now, self._busy)
+        return Live(self.population, self.version, self.now, self._flight.busy)
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)

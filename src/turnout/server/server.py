@@ -32,12 +32,13 @@ from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
+from turnout.server.jobs import ARRIVED, CANCELLED, Failures, Job, mark_logged, together
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.privacy import Privacy
 from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates, mark_logged, together
+from turnout.server.updates import Updates
 from turnout.task.task import Task
 
 if TYPE_CHECKING:
