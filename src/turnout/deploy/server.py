@@ -34,7 +34,8 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch
 from turnout.server.durations import Durations
 from turnout.server.jobs import LEFT, NOT_KNOWN
-from turnout.server.server import ByClient, Server
+from turnout.server.measurement import ByClient
+from turnout.server.server import Server
 from turnout.server.state import Facts
 from turnout.server.updates import Updates
 
@@ -173,7 +174,7 @@ class Deployment(Correspondence):
         return self._told[1]
 
     def _ask_measures(self, model: Tensor) -> dict[str, ByClient]:
-        panel = next(iter(self._evaluators.values())).clients
+        panel = next(iter(self._measurement.evaluators.values())).clients
         asked = [client for client in panel.tolist() if client in self._nodes]
         array, kind, names = encode(model), MessageType.EVALUATE, frozenset({"loss", *self.task.metrics})
         contents = (pack_question(Question(self.version, self._states[client]), array) for client in asked)

@@ -33,7 +33,8 @@ from turnout.deploy.virtual import AppSimulation, AppWork
 from turnout.local.sgd import LocalSGD
 from turnout.server.dispatch import FOREVER
 from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
-from turnout.server.server import ByClient, Server
+from turnout.server.measurement import ByClient
+from turnout.server.server import Server
 from turnout.task.task import Task
 
 _POLL = 1.0  # seconds that asking in vain takes at most

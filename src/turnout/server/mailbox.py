@@ -121,7 +121,7 @@ class Mailbox(Server):
         work, options = _split(work, len(ids))
         jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
         self._flight.enter(ids, jobs)
-        self._tally["invited"] += len(jobs)
+        self._rounds.tally["invited"] += len(jobs)
         for observer in self.observers:
             observer.on_invite(self, jobs)
 
@@ -246,7 +246,7 @@ class Mailbox(Server):
             return None
         assert crew.columns is not None
         self._clock = max(self._clock, int(crew.columns.ends_at[-1]))
-        self._end(crew)
+        self._rounds.add_ended(crew)
         return crew
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
@@ -312,7 +312,7 @@ class Mailbox(Server):
                     self._kept[job.client] = job
                 elif job.outcome == ARRIVED:
                     self._kept.pop(job.client, None)
-        self._end(jobs)
+        self._rounds.add_ended(jobs)
 
     def cancel(self, clients: ArrayLike) -> Failures:
         self._restart()
@@ -344,15 +344,15 @@ class Mailbox(Server):
             "failures": self._failures,
             "held": list(self._held.values()),
             "kept": list(self._kept.values()),
-            "ended": list(chain(*self._ended)),
-            "used": [job for updates, _, _ in self._used for job in updates.jobs],
+            "ended": list(chain(*self._rounds.ended)),
+            "used": [job for updates, _, _ in self._rounds.used for job in updates.jobs],
         }
         every = {id(job): job for jobs in places.values() for job in jobs}
         position = {name: number for number, name in enumerate(every)}
         jobs, job_tensors = save_jobs(list(every.values()))
         facts["clock"], facts["jobs"] = self._clock, jobs
         facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
-        facts["used"] = [[weights.tolist(), version] for _, weights, version in self._used]
+        facts["used"] = [[weights.tolist(), version] for _, weights, version in self._rounds.used]
         return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
 
     def load(self, facts: Facts, tensors: Named) -> None:
@@ -361,9 +361,9 @@ class Mailbox(Server):
         self._numbers = tensors["numbers"].numpy().copy()
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
-        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], [places["ended"]]
+        self._inbox, self._failures, self._rounds.ended = places["inbox"], places["failures"], [places["ended"]]
         used = iter(places["used"])
-        self._used = [
+        self._rounds.used = [
             (self._updates(islice(used, len(weights))), np.array(weights), version)
             for weights, version in facts["used"]
         ]

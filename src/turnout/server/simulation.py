@@ -166,7 +166,7 @@ class Simulation(Mailbox):
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
-            self._tally["bytes_up"] += size
+            self._rounds.tally["bytes_up"] += size
         home = int(arrives.max(initial=self._clock))
         self._restart()
         while self._flight.queue.due(home):
