@@ -17,7 +17,7 @@ from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
-from turnout.server.waits import Wait
+from turnout.server.closing import Wait
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population

@@ -13,11 +13,12 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, check_seconds, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
+from turnout.server.closing import Arriving, EachArrival, Wait, Window
 from turnout.server.durations import Durations
+from turnout.server.jobs import CRASHED, LEFT
 from turnout.server.policy import Policy
 from turnout.server.server import Server
-from turnout.server.updates import CRASHED, LEFT, Updates
-from turnout.server.waits import Arriving, EachArrival, Wait, Window
+from turnout.server.updates import Updates
 
 _RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
 

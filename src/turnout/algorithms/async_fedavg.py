@@ -14,12 +14,12 @@ from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
+from turnout.server.closing import EachArrival
 from turnout.server.durations import Durations
 from turnout.server.participation import Gaps, rates
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.server.waits import EachArrival
 
 RULES = ("unbiased", "measured", "naive", "learning_rate")
 

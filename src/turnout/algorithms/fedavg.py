@@ -16,11 +16,11 @@ from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
 from turnout.sampling.uniform import Uniform
+from turnout.server.closing import Answers, Wait
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import CURRENT, ModelChoice, Server
 from turnout.server.updates import Updates
-from turnout.server.waits import Answers, Wait
 
 NORMALISE = ("invited", "responders")
 

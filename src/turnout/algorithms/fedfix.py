@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.server.waits import Window
+from turnout.server.closing import Window
 
 
 @dataclass

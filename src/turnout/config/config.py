@@ -54,9 +54,9 @@ from turnout.record.watch import Screening
 from turnout.run.experiment import Experiment
 from turnout.run.shadow import Shadow
 from turnout.sampling._sampler import Limited
+from turnout.server.closing import WAITS
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.waits import WAITS
 from turnout.task.models import MODELS
 from turnout.task.task import Task
 

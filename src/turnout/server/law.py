@@ -26,15 +26,14 @@ from turnout.core.random import FloatArray
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
+    from turnout.algorithms._algorithm import Algorithm
     from turnout.server.server import Server
 
 
 class Law:
-    """Move a server's model, unless it would no longer be finite."""
+    """Move the model of a server, which is told which one: an object that knew would keep it alive."""
 
-    def __init__(self, server: Server) -> None:
-        algorithm = server.algorithm
-        self.server = server
+    def __init__(self, algorithm: Algorithm) -> None:
         self.given = algorithm.optimiser  # one that takes the place of the method's own
         self.optimiser: Step = copy.copy(algorithm.own_optimiser() if self.given is None else self.given)
         self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
@@ -43,26 +42,25 @@ class Law:
         self.remember = algorithm.remember
         self.last: Tensor | None = None  # [P] what the rule made last
 
-    def step(self, updates: Updates, weights: ArrayLike) -> Updates:
+    def step(self, server: Server, updates: Updates, weights: ArrayLike) -> Updates:
         """Move the model by updates that have not counted before; returns those that counted."""
-        server = self.server
         updates, weights = updates.sealed(False), _checked(updates, weights)
         if updates.used:
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
-        counted, weights = self._screened(updates, weights)
-        self._check_private()
+        counted, weights = self._screened(server, updates, weights)
+        self._check_private(server)
         if self.rule is not None or self.remember is not None:  # NaN has no place in an order, or in a memory
-            counted, weights = self._finite_rows(counted, weights)
+            counted, weights = self._finite_rows(server, counted, weights)
         if self.weigh is not None and len(counted):
             weights = self.weigh.of(server, counted, weights)
         if server.privacy is not None:
             weights = server.privacy.bounded(counted.clients, weights)
-        applied = self._apply(counted, weights)
+        applied = self._apply(server, counted, weights)
         updates.mark_used()
         updates = counted
         if not applied:
-            updates, weights = self._finite_rows(updates, weights)
-            if not self._apply(updates, weights):
+            updates, weights = self._finite_rows(server, updates, weights)
+            if not self._apply(server, updates, weights):
                 server.diverge("the model is no longer finite")
         if self.remember is not None:
             weights = server.importance[updates.clients]
@@ -70,9 +68,8 @@ class Law:
         server.close_aggregation(updates, weights if self.rule is None else np.ones(len(updates)))
         return updates.sealed(server.privacy is not None)
 
-    def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
+    def publish(self, server: Server, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model by another, or by what the optimiser given makes of the difference."""
-        server = self.server
         if model.shape != server.model.shape or model.dtype != server.model.dtype:
             wanted = tuple(server.model.shape)
             raise UserError(f"publish: a model of shape {wanted} is needed, not {tuple(model.shape)}")
@@ -87,9 +84,9 @@ class Law:
             server.diverge("the model is no longer finite")
         server.close_aggregation(updates, applied)
 
-    def combined(self, rows: Tensor, weights: FloatArray) -> Tensor:
+    def combined(self, server: Server, rows: Tensor, weights: FloatArray) -> Tensor:
         """`[P]` the weighted sum of rows `[k, P]`, or their weights' sum times what the rule makes of them."""
-        server, total = self.server, float(weights.sum())
+        total = float(weights.sum())
         if self.rule is None or not total > 0:
             summed: Tensor = torch.tensordot(torch.as_tensor(weights).to(rows), rows, dims=1)
             return summed
@@ -101,28 +98,27 @@ class Law:
             self.last = self.rule(rows, torch.as_tensor(weights / total).to(rows), last, key)
             return total * self.last
 
-    def finite(self, updates: Updates, weights: FloatArray | None = None) -> Updates:
+    def finite(self, server: Server, updates: Updates, weights: FloatArray | None = None) -> Updates:
         """Drop rows that hold NaN or infinity, and log them with the weight that is lost."""
         if not len(updates):
             return updates
         good = updates.finite().cpu().numpy()
         for row in np.flatnonzero(~good).tolist():
             job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
-            self.server.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
+            server.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
         return updates if good.all() else updates.select(good)
 
-    def _check_private(self) -> None:
+    def _check_private(self, server: Server) -> None:
         """Raise where noise would have to hide more than a sum."""
-        if self.server.privacy is None:
+        if server.privacy is None:
             return
         if self.rule is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
         if self.remember is not None:
             raise UserError("privacy.noise: it hides what is new in a round, and this algorithm remembers updates")
 
-    def _screened(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+    def _screened(self, server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """Leave out what observers have looked at and do not let count."""
-        server = self.server
         for observer in server.observers:
             counted = observer.on_step(server, updates, weights)
             if counted is not weights and server.privacy is not None:
@@ -132,45 +128,42 @@ class Law:
                 updates, weights = updates.select(counted != 0), counted[counted != 0]
         return updates, weights
 
-    def _finite_rows(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+    def _finite_rows(self, server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """Drop rows that are not `finite`, and their weights."""
-        kept = self.finite(updates, weights)
+        kept = self.finite(server, updates, weights)
         left = set(kept.jobs)
         return kept, weights[[job in left for job in updates.jobs]]
 
-    def _apply(self, updates: Updates, weights: FloatArray) -> bool:
+    def _apply(self, server: Server, updates: Updates, weights: FloatArray) -> bool:
         """Move the model, unless it would no longer be finite."""
-        server = self.server
         if not len(updates):
             server.log("empty_round")
             if server.privacy is None and self.remember is None:
                 return True
         optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
-        model = self._moved(optimiser, updates, weights)
+        model = self._moved(server, optimiser, updates, weights)
         if not _finite(model):
             return False
         server.model, self.optimiser = model, optimiser
         return True
 
-    def _moved(self, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
+    def _moved(self, server: Server, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
         """`[P]` the model after a step."""
-        server = self.server
         if self.remember is None:
-            return optimiser.step(server.model, self._aggregated(updates, weights))
-        change = self.combined(self.remember.take(server, updates), server.importance)
+            return optimiser.step(server.model, self._aggregated(server, updates, weights))
+        change = self.combined(server, self.remember.take(server, updates), server.importance)
         factor = self.remember.factor(server)
         if type(optimiser) is Step:  # one product, as published
             return server.model + (optimiser.lr * factor) * change
         return optimiser.step(server.model, factor * change)
 
-    def _aggregated(self, updates: Updates, weights: FloatArray) -> Tensor:
+    def _aggregated(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
         """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
-        server = self.server
         if server.privacy is not None:
             return server.privacy.noised_sum(updates, weights, server.model, server.version)
         if self.rule is None or not weights.sum() > 0:
             return updates.weighted_sum(weights)
-        return self.combined(updates.deltas, weights)
+        return self.combined(server, updates.deltas, weights)
 
 
 def _finite(model: Tensor) -> bool:
