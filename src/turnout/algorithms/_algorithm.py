@@ -11,6 +11,7 @@ from torch import Tensor
 from turnout.aggregation.optimisers import Gradient
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.local.sgd import LocalSGD
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Algorithm:
+class Algorithm(Spelt):
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
     every checkpoint (numbers, strings, tensors). Between two rounds there is no other state."""
 
