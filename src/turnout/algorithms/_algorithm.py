@@ -15,6 +15,7 @@ from turnout.aggregation.rules import Rule
 from turnout.aggregation.weights import Weigh
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import Wait
@@ -31,7 +32,7 @@ _PART: dict[str, bool] = {"part": True}  # a value with options of its own, from
 
 
 @dataclass
-class Algorithm:
+class Algorithm(Spelt):
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
     every checkpoint (numbers, strings, tensors). Between two rounds there is no other state.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import reprlib
@@ -15,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnout.core.errors import UserError
+from turnout.core.errors import UserError, meant
 
 Section = dict[str, Any]
 # What a value may be, wherever it is given.
@@ -58,9 +57,7 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
     known = options_of(function, hidden)
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
-            raise UserError(f"{section}.{name}: unknown option; {hint}")
+            raise UserError(f"{section}.{name}: unknown option; {meant(name, known)}")
     checked = {name: checked_value(f"{section}.{name}", value, known[name][0]) for name, value in values.items()}
     complete: Section = {}
     for name, (hint, default) in known.items():

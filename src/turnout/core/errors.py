@@ -19,10 +19,14 @@ class FailedError(Exception):
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """`UserError` for a misspelt name, with the nearest allowed one."""
-    options = sorted(allowed)
+    return UserError(f"{kind}: unknown name {name!r}; {meant(name, sorted(allowed))}")
+
+
+def meant(name: str, allowed: Iterable[str]) -> str:
+    """The end of a sentence about a misspelt name: the nearest allowed one, or all of them."""
+    options = list(allowed)
     near = difflib.get_close_matches(name, options, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options)}"
-    return UserError(f"{kind}: unknown name {name!r}; {hint}")
+    return f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options) or 'none'}"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 from turnout.engine.convolutions import FORMS
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
@@ -25,7 +26,7 @@ _SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Spelt):
     """Every choice that can change a bit of the result. The same plan on the same machine gives the same bits."""
 
     device: str = "cpu"

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 from turnout.local import reports, transforms
 from turnout.task.task import Task
 
@@ -82,7 +83,7 @@ def _used(number: float | Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(Spelt):
     """`theta <- theta - lr * grad`, over mini-batches, from the model received.
 
     How much: `epochs` passes, or exactly `steps` steps. Which samples: `batching` is

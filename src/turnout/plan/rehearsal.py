@@ -13,6 +13,7 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms._arrivals import Arrivals
 from turnout.clients.population import Population
 from turnout.core.random import FloatArray
+from turnout.core.spelling import spelt
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
@@ -93,6 +94,7 @@ class _Uses(Observer):
                 self.rows.append((job.ends_at / ticks, record.time, number, job.client, number - int(staleness)))
 
 
+@spelt
 def rehearse(
     algorithm: Algorithm,
     population: Population,
@@ -117,6 +119,7 @@ def rehearse(
     return server.run()
 
 
+@spelt
 def schedule(
     algorithm: Algorithm,
     population: Population,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from turnout.core import random
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population
@@ -41,7 +42,7 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 
 
 @dataclass
-class Sampler:
+class Sampler(Spelt):
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
     # Whether the choice follows from data or updates of clients: a class in which it does not declares False itself.

@@ -22,6 +22,7 @@ from turnout.core import random
 from turnout.core.errors import UserError, check_positive
 from turnout.core.flat import clip_factors
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import Clip, Noise, noise_of
 from turnout.sampling._sampler import Independent
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Spelt):
     """`noise` is z and `clip` is C; without noise nothing is done to the sum. `max_weight` is w: what all updates of a
     client together count at most in a step, by default the largest weight that the sampler gives.
 
