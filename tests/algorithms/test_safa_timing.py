@@ -29,9 +29,9 @@ from turnout.record.history import History
 from turnout.samplers import Fill
 from turnout.sampling.uniform import Uniform
 from turnout.server.durations import Durations
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
-from turnout.server.updates import Job
 from turnout_studies.worlds.safa import MODEL_BYTES, TASKS
 
 FloatArray = NDArray[np.float64]

@@ -48,9 +48,9 @@ def test_clients_without_test_samples_do_not_count() -> None:
 def test_a_panel_is_fixed_and_its_evaluation_touches_only_its_samples() -> None:
     server = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
     again = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
-    panel = server._evaluators["train"].clients
+    panel = server._measurement.evaluators["train"].clients
     assert len(panel) == 3
-    assert panel.tolist() == again._evaluators["train"].clients.tolist()
+    assert panel.tolist() == again._measurement.evaluators["train"].clients.tolist()
     rows = [server.population.train.row(i) for i in panel]
     losses = [float(server.task.losses(server.model, *_of(server, r)).mean()) for r in rows]
     weights = [len(r) for r in rows]

@@ -21,10 +21,11 @@ from turnout.clients.adversary import Adversary, LargestNorm, Random, Room, Sile
 from turnout.config import config
 from turnout.core.random import FloatArray, IntArray, key, normal
 from turnout.engine.blocks import Block
+from turnout.server.jobs import Job
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 from turnout_studies.theory.unavailability import selection_bias
 
 EVERYBODY = list(range(len(SIZES)))

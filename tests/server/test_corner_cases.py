@@ -17,7 +17,7 @@ from turnout import devices as hardware
 from turnout.core.errors import UserError
 from turnout.local.controlled import ControlledSGD
 from turnout.local.own import OwnModelSGD
-from turnout.server.updates import Job
+from turnout.server.jobs import Job
 
 
 def server(delays: list[float], **columns: Any) -> Simulation:
@@ -185,8 +185,8 @@ def test_cancelled_jobs_are_not_kept_alive_by_the_event_queue() -> None:
     for _ in range(3):
         s.invite([0], local())
         s.cancel([0])
-    assert len(s._events) == 3
-    assert not any(isinstance(part, Job) for event in s._events for part in event)
+    assert len(s._flight.queue) == 3
+    assert not any(isinstance(part, Job) for event in s._flight.queue._heap for part in event)
 
 
 def test_scaffold_refuses_local_momentum() -> None:

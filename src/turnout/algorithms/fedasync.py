@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +32,11 @@ class FedAsync(Arrivals):
     `discount_rate` 0.5, or `hinge` with 10 from 4.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "mixes models one by one",
+        "remember": "mixes models one by one",
+        "rule": "mixes models one by one",
+    }
     mixing: float = 0.6
     mu: float = 0.0
     staleness_discount: str = "polynomial"

@@ -22,6 +22,10 @@ import torch
 from torch import nn
 
 from turnout import data as datasets
+from turnout.aggregation.optimisers import OPTIMISERS
+from turnout.aggregation.remember import REMEMBER
+from turnout.aggregation.rules import RULES
+from turnout.aggregation.weights import WEIGHTS
 from turnout.algorithms._algorithm import Algorithm
 from turnout.clients import adversary, behaviour, devices, quality, traces
 from turnout.clients.arriving import ARRIVALS
@@ -41,6 +45,7 @@ from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
+from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
 from turnout.peers.peers import check_silos, message_bytes
 from turnout.peers.settings import NetworkSettings
@@ -49,6 +54,7 @@ from turnout.record.watch import Screening
 from turnout.run.experiment import Experiment
 from turnout.run.shadow import Shadow
 from turnout.sampling._sampler import Limited
+from turnout.server.closing import WAITS
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.models import MODELS
@@ -88,6 +94,14 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
 }
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
+}
+PARTS: dict[str, dict[str, Any]] = {  # of a method, each a section of its own
+    "wait": WAITS,
+    "weigh": WEIGHTS,
+    "remember": REMEMBER,
+    "rule": RULES,
+    "optimiser": OPTIMISERS,
+    "serve": SERVES,
 }
 Settings = dict[str, Section]
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
@@ -140,8 +154,8 @@ class ClientSettings:
 
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
-    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
-    "unlearning", "detectors", "privacy", "deploy",
+    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "wait", "weigh",
+    "remember", "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
 )  # fmt: skip
 _OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
@@ -289,6 +303,9 @@ def build(
         population = replace(population, adversary=foe)
         found = {name: value for name, value in vars(foe).items() if value is not None}
         complete["adversary"] = {"name": "silence", **check("adversary", adversary.Silence, found, set())[1]}
+    for section, kinds in PARTS.items():
+        if given[section]:
+            extra[section] = _part(section, kinds, given, make)
     complete["network"] = {}  # a plain ring, or a server
     if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)
@@ -508,6 +525,14 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
     task = Task(module, loss, seed=run.seed)
     complete["model"]["loss"] = loss
     return task
+
+
+def _part(section: str, kinds: dict[str, Any], given: Settings, make: Callable[..., Any]) -> Any:
+    """A part of a method, built in or `package.module:Class` of the user's own."""
+    name = _name(given, section)
+    if ":" not in name and name not in kinds:
+        raise unknown(f"{section}.name", name, kinds)
+    return make(section, dotted(f"{section}.name", name) if ":" in name else kinds[name], name=name)
 
 
 def _name(given: Settings, section: str, default: str | None = None) -> str:

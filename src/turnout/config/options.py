@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -40,7 +40,10 @@ def _signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
     hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, tuple[Any, Any]] = {}
+    parts = {part.name for part in fields(function) if part.metadata.get("part")} if is_dataclass(function) else set()
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in parts:  # they have sections of their own
+            continue
         if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
             typed = get_args(hints.get(parameter.name))
             options |= {name: (hint, None) for name, hint in get_type_hints(typed[0]).items()} if typed else {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -26,6 +27,18 @@ def meant(name: str, allowed: Iterable[str]) -> str:
     options = list(allowed)
     near = difflib.get_close_matches(name, options, n=1)
     return f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options) or 'none'}"
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Say options by the names under which they were given: `{"wait.size": "algorithm.buffer_size"}`."""
+    try:
+        yield
+    except UserError as error:
+        for old, new in names.items():
+            if str(error).startswith(old):
+                raise UserError(new + str(error).removeprefix(old)) from error
+        raise
 
 
 def check_positive(name: str, value: float | None) -> None:

@@ -31,10 +31,11 @@ from turnout.deploy.screen import RejectedError, Rejection
 from turnout.engine.blocks import Block
 from turnout.engine.evaluate import Evaluator
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.server import Among, ByClient, ModelChoice
+from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
+from turnout.server.measurement import ByClient
+from turnout.server.server import Among, ModelChoice
 from turnout.server.simulation import Simulation
 from turnout.server.state import Facts, nest, unnest
-from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
 from turnout.task.task import Task
 
 

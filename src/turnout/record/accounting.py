@@ -27,10 +27,10 @@ from turnout.local.transforms import Clip, Noise
 from turnout.sampling._sampler import Independent
 from turnout.sampling.fill import Fill
 from turnout.sampling.uniform import Uniform
+from turnout.server.jobs import ARRIVED
 from turnout.server.observer import Observer, Round
 from turnout.server.privacy import Privacy, promised_noise
 from turnout.server.sealed import foreign
-from turnout.server.updates import ARRIVED
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -27,9 +27,10 @@ from turnout.record.retention import Models, superseded
 from turnout.record.table import Table, Turn
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Watch
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.sealed import prying
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm

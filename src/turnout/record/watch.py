@@ -28,9 +28,10 @@ from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 from turnout.record.detectors import DETECTORS, SURE, Averaging, Detector, Reading, Step
 from turnout.record.history import Table
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.state import load_state, nest, save_state, unnest
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

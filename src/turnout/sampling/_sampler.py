@@ -57,6 +57,14 @@ class Sampler(Spelt):
         """Whose update to fetch, of those who have answered with its norm."""
         raise NotImplementedError
 
+    def settled(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
+        """The updates that count, and whose they are: all answers, or those fetched after a look at their norms."""
+        if not self.decides_later:
+            return answers, chosen
+        decided = self.decide(server, answers)
+        server.cancel(np.setdiff1d(chosen.clients, decided.clients))
+        return server.fetch(decided.clients), decided
+
     def moments(self, server: Server) -> Moments | None:
         """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance
         coefficient, in closed form; None where there is none. See `statistics`."""

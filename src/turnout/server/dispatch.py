@@ -18,8 +18,8 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server import durations
 from turnout.server.durations import Durations
+from turnout.server.jobs import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Costs, Crew, Job
 from turnout.server.server import Among, Keep
-from turnout.server.updates import ARRIVED, CRASHED, LEFT, OFFLINE, SILENCED, Columns, Costs, Crew, Job
 from turnout.task.task import Task
 
 FOREVER = durations.FOREVER

@@ -29,10 +29,11 @@ from turnout.engine.train import Jobs
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
+from turnout.server.jobs import ARRIVED, Columns, Crew, Job, together
 from turnout.server.mailbox import Mailbox
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
-from turnout.server.updates import ARRIVED, Columns, Crew, Job, Updates, by_block, together
+from turnout.server.updates import Updates, by_block
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -116,7 +117,7 @@ class Simulation(Mailbox):
     # -- waiting ----------------------------------------------------------------------------------------------
 
     def _due(self, close: int | None) -> bool:
-        return bool(self._events) and (close is None or self._events[0][0] <= close)
+        return self._flight.queue.due(close)
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
         works = {id(job.work): job.work for job in jobs}
@@ -165,11 +166,10 @@ class Simulation(Mailbox):
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
-            self._tally["bytes_up"] += size
+            self._rounds.tally["bytes_up"] += size
         home = int(arrives.max(initial=self._clock))
         self._restart()
-        self._disperse()
-        while self._events and self._events[0][0] <= home:
+        while self._flight.queue.due(home):
             self._next_events()
             self._restart()
         self._clock = home

@@ -14,7 +14,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.updates import Job
+from turnout.server.jobs import Job
 
 Facts = dict[str, Any]
 
@@ -65,10 +65,11 @@ def save_state(thing: Any) -> tuple[Facts, Named]:
 
 def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
     """The inverse of `save_state`, into an object built with the same options."""
+    tensors = tensors | {new: tensors[old] for old, new in getattr(thing, "FORMER", {}).items() if old in tensors}
     for part in fields(thing):
         value = getattr(thing, part.name)
         if is_dataclass(value) and not isinstance(value, type):
-            load_state(value, facts[part.name], unnest(part.name, tensors), device)
+            load_state(value, facts.get(part.name, {}), unnest(part.name, tensors), device)
         elif part.init:
             continue
         elif part.name in tensors:
@@ -192,3 +193,18 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
         row |= {name: tuple(row[name]) for name in ("seconds", "bytes")}
         jobs.append(Job(**row))
     return jobs
+
+
+def share_tensors(jobs: Sequence[Job], known: Sequence[Tensor]) -> None:
+    """Make one tensor again of what was one before the checkpoint: jobs are grouped by the tensors they share. Works
+    share with `known`, received models with the first of them."""
+    works = {id(job.work): job.work for job in jobs}
+    for work in works.values():
+        for part in fields(work):
+            value = getattr(work, part.name)
+            if isinstance(value, Tensor):
+                twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
+                object.__setattr__(work, part.name, twin)
+    for job in jobs:
+        if torch.equal(job.received, known[0]):
+            job.received = known[0]
