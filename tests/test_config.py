@@ -231,7 +231,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"algorithm": {"name": "fedaverage"}}, "algorithm.name: unknown name 'fedaverage'; did you mean fedavg?"),
         ({"algorithm": {"name": "fedavg", "mu": 1}}, "algorithm.mu: unknown option; allowed: server_lr, deadline"),
         ({"algorithm": {"name": "nowhere:Mine"}}, "algorithm.name: 'nowhere:Mine' cannot be imported"),
-        ({"algorithm": {"name": f"{__name__}:net"}}, "is not a subclass of turnout.algorithms._algorithm.Algorithm"),
+        ({"algorithm": {"name": f"{__name__}:net"}}, "is not a subclass of turnout.Algorithm"),
         ({"sampler": {"name": "mdd"}}, "sampler.name: unknown name 'mdd'; did you mean md?"),
         ({"data": {"name": "quadratic"}}, "dataset: unknown name 'quadratic'; did you mean quadratics?"),
         ({"data": {"name": "quadratics", "dims": "two"}}, "data.dims: 'two' is not a whole number"),
