@@ -16,6 +16,7 @@ from turnout import KEEP, Algorithm, LocalSGD, Plan, Population, Ragged, Server,
 from turnout.clients.power import Power
 from turnout.config import registry
 from turnout.core.random import key, normal
+from turnout.local.modifiers import ControlVariates
 
 SIZES = (3, 17, 8, 1, 25, 10, 6, 12)
 
@@ -168,9 +169,7 @@ class Stateful(Algorithm):
         server.invite(server.population.ids, self.work(server))
 
     def work(self, server: Server) -> LocalSGD:
-        from turnout.local.controlled import ControlledSGD
-
-        return ControlledSGD.extend(self.local, control=torch.full_like(server.model, 0.01))
+        return self.local.modified(ControlVariates(torch.full_like(server.model, 0.01)))
 
     def run(self, server: Server) -> None:
         for number in server.rounds():

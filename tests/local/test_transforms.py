@@ -14,8 +14,8 @@ from turnout import Plan, Stopping, Task
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
 from turnout.local import transforms
-from turnout.local.controlled import ControlledSGD
 from turnout.local.head import HeadSGD
+from turnout.local.modifiers import ControlVariates
 from turnout.server.dispatch import Dispatch
 
 ROWS = torch.from_numpy(normal(key(6, "updates", np.arange(5)), 40))
@@ -171,7 +171,7 @@ def test_bytes_on_the_wire(chain: str, bits: int) -> None:
 def test_bytes_of_works_that_send_more_or_less() -> None:
     task = Task(mlp, seed=3)
     dispatch = Dispatch(population(), task)
-    controlled = ControlledSGD.extend(local(transform="top_k:0.1"), control=torch.zeros(75))
+    controlled = local(transform="top_k:0.1").modified(ControlVariates(torch.zeros(75)))
     assert dispatch.bytes_up(controlled) == 8 * 8 + 75 * 4
     body = HeadSGD.extend(local(transform="top_k:0.1"))  # 48 of the numbers are not the head's
     assert dispatch.bytes_up(body) == 5 * 8

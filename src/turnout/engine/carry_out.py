@@ -20,7 +20,7 @@ def carry_out(
     work, options, task = jobs.work, jobs.options, cohort.task
     if work.scheduled:
         options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
-    own = {name: jobs.state[name] for name in work.state_shapes(task)}
+    own = {name: jobs.state[name] for name in work.trained_shapes(task)}
     alike = options is jobs.options and len(own) == len(jobs.state)
     may_be_late &= not work.transform
     trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params, may_be_late)

@@ -1,6 +1,6 @@
 """Local SGD: the local work of FedAvg, and the base of every other local work.
 
-A local work is pure functions for *one* client. The engine calls, for every job,
+A local work is pure functions for *one* client. The engine calls, for every job (by `turnout.local.job`),
 
     params, carry  = start(task, received, state, data)
     params, carry  = step(task, params, carry, batch)            # for each mini-batch
@@ -8,12 +8,14 @@ A local work is pure functions for *one* client. The engine calls, for every job
 
 under `vmap` over the cohort, or one client after another. Shapes in the signatures are therefore those of one client.
 Fields that hold a number may be given per client by `Server.invite`; inside these functions they are then scalars of
-that client. Tensor fields are the same for all (a control variate that the server sends along).
+that client. Tensor fields are the same for all (models to choose from that the server sends along). `modifiers` are
+threaded beside: every gradient that a work takes by `self.gradient` is theirs to change, see `turnout.local.modifiers`.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, cast
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.local import reports, transforms
+from turnout.local.modifiers import Modifier, Shapes
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -40,6 +43,7 @@ class Batch(NamedTuple):
     positions: Tensor  # [B] which of the client's samples: rows of what `ClientData.scan` returned
     key: Tensor  # int64 scalar: the randomness of this step (dropout)
     number: int  # the step's number, from 0
+    lr: float | Tensor = 0.0  # of the work, for modifiers
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,12 @@ class LocalSGD:
     lr_power: float = 0.0
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
     transform: str = ""  # what becomes of the update before it is sent: see `turnout.local.transforms`
+    modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers`
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
         transforms.parse(self.transform)
+        _check_modifiers(self)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
@@ -144,7 +150,8 @@ class LocalSGD:
     @classmethod
     def like(cls, training: LocalSGD, **more: Any) -> Self:
         """This kind of work, which does not train, for clients that train like that."""
-        return cls(**{part.name: getattr(training, part.name) for part in fields(LocalSGD)} | more)
+        settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
+        return cls(**settings | {"modifiers": ()} | more)
 
     def lost_to(self, other: str) -> UserError:
         """What is said where another work would take the place of this one."""
@@ -154,13 +161,36 @@ class LocalSGD:
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""
+        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number `mu`
+        of its first modifier is called `modifiers.0.mu`."""
         if not options:
             return self
         bound = copy.copy(self)
         for name, value in options.items():
-            object.__setattr__(bound, name, value)
+            if not name.startswith("modifiers."):
+                object.__setattr__(bound, name, value)
+                continue
+            _, place, own = name.split(".")
+            modifiers = list(bound.modifiers)
+            modifiers[int(place)] = modifiers[int(place)].bind({own: value})
+            object.__setattr__(bound, "modifiers", tuple(modifiers))
         return bound
+
+    def modified(self, *more: Modifier) -> Self:
+        """The same work with these modifiers after its own."""
+        work = self.bind({"modifiers": (*self.modifiers, *more)})
+        _check_modifiers(work)
+        return work
+
+    @property
+    def parts(self) -> dict[str, LocalSGD | Modifier]:
+        """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""
+        return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
+
+    @property
+    def active(self) -> tuple[Modifier, ...]:
+        """The modifiers that act in training."""
+        return tuple(modifier for modifier in self.modifiers if not modifier.keeps_fast_paths)
 
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
         """What the learning rate is multiplied by in jobs that begin from that version."""
@@ -196,9 +226,10 @@ class LocalSGD:
         """Steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as long
         as one of the training."""
         steps = self.num_steps(counts)
-        if not self.passes and self.gradients == 1:
+        gradients = self.gradients * math.prod(modifier.gradients for modifier in self.modifiers)
+        if not self.passes and gradients == 1:
             return steps, counts
-        extra = self.passes * self.steps_a_pass(counts) + (self.gradients - 1) * steps
+        extra = self.passes * self.steps_a_pass(counts) + (gradients - 1) * steps
         return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
@@ -218,35 +249,41 @@ class LocalSGD:
 
     @property
     def gradients(self) -> int:
-        """How many gradients a step takes."""
+        """How many gradients a step takes by `self.gradient`."""
         return 1
 
     @property
     def passes(self) -> int:
         """How many passes over the samples it takes besides the steps."""
-        return reports.passes(self.report)
+        return reports.passes(self.report) + sum(modifier.passes for modifier in self.modifiers)
 
     @property
     def pull(self) -> float:
         """How strongly each step is pulled towards a fixed point, besides the gradient."""
-        return self.weight_decay
+        return self.weight_decay + sum(modifier.pull for modifier in self.modifiers)
 
     def download_numbers(self, task: Task) -> int:
         """How many numbers are sent to the client: the model, and the tensors this work carries."""
         values = (getattr(self, part.name) for part in fields(self))
         return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
 
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def wire_numbers_down(self, task: Task) -> int:
+        """The same with the tensors of its modifiers."""
+        tensors = (tensor for modifier in self.modifiers for tensor in modifier.tensors.values())
+        return self.download_numbers(task) + sum(tensor.numel() for tensor in tensors)
+
+    def payload_shapes(self, task: Task) -> Shapes:
         """What comes back, by name: it decides the upload's size."""
         return {"delta": (task.size,)}
 
     def upload_numbers(self, task: Task) -> int:
         """How many numbers of the payload are sent: all, unless some are known to be zero."""
-        return sum(torch.Size(shape).numel() for shape in self.payload_shapes(task).values())
+        return _numbers(self.payload_shapes(task))
 
     def wire_numbers(self, task: Task) -> float:
-        """The same in numbers' worth of bytes: transforms make an update smaller."""
-        sent, shapes = self.upload_numbers(task), self.payload_shapes(task)
+        """The same with what modifiers send, in numbers' worth of bytes: transforms make an update smaller."""
+        shapes = self.payload_shapes(task)
+        sent = self.upload_numbers(task) + _numbers(self.sent_shapes(task)) - _numbers(shapes)
         if not self.transform or "delta" not in shapes:
             return sent
         update = self.update_numbers(task)
@@ -255,11 +292,16 @@ class LocalSGD:
     def update_numbers(self, task: Task) -> int:
         """How many of the numbers sent are the update's."""
         shapes = self.payload_shapes(task)
-        return self.upload_numbers(task) - sum(torch.Size(s).numel() for name, s in shapes.items() if name != "delta")
+        return self.upload_numbers(task) - _numbers({name: s for name, s in shapes.items() if name != "delta"})
 
-    def sends(self, task: Task) -> dict[str, tuple[int, ...]]:
-        """The payload, and what is reported beside it."""
-        return self.payload_shapes(task) | reports.shapes(self.report, task)
+    def sends(self, task: Task) -> Shapes:
+        """The payload, what modifiers add to it, and what is reported beside it."""
+        return self.sent_shapes(task) | reports.shapes(self.report, task)
+
+    def sent_shapes(self, task: Task) -> Shapes:
+        """The same without the reports."""
+        added = {name: shape for modifier in self.active for name, shape in modifier.payload_shapes(task).items()}
+        return self.payload_shapes(task) | added
 
     def reporting(self, report: str) -> Self:
         """The same work whose clients also report this."""
@@ -267,14 +309,19 @@ class LocalSGD:
         missing = [part for part in report.split(",") if part not in ("", *asked)]
         return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
 
-    def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, task: Task) -> Shapes:
         """What the client keeps between its jobs, by name; created as zeros."""
         return {}
 
-    def stored_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def trained_shapes(self, task: Task) -> Shapes:
+        """The same with what modifiers keep that act in training."""
+        added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
+        return self.state_shapes(task) | added
+
+    def stored_shapes(self, task: Task) -> Shapes:
         """The same with what transforms keep."""
         left_out = transforms.state_shapes(self.transform, task) if "delta" in self.payload_shapes(task) else {}
-        return self.state_shapes(task) | left_out
+        return self.trained_shapes(task) | left_out
 
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
@@ -339,3 +386,15 @@ class LocalSGD:
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""
         return task.outputs(received, inputs)
+
+
+def _numbers(shapes: Shapes) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def _check_modifiers(work: LocalSGD) -> None:
+    """Raise where something else stands among the modifiers, or one does not go with the work."""
+    for modifier in work.modifiers:
+        if not isinstance(modifier, Modifier):
+            raise UserError(f"local.modifiers: {modifier!r} is not a modifier; write for example (Proximal(0.1),)")
+        modifier.check(work)

@@ -68,13 +68,13 @@ class Dispatch:
         return round(self.population.model_bytes * numbers / self.task.layout.size)
 
     def bytes_down(self, work: LocalSGD) -> int:
-        return self._wire_bytes(work.download_numbers(self.task))
+        return self._wire_bytes(work.wire_numbers_down(self.task))
 
     def bytes_up(self, work: LocalSGD) -> int:
         """Of the payload, which a population may say to be compressed, and of reports, number by number."""
         payload, everything = (
             sum(torch.Size(shape).numel() for shape in shapes.values())
-            for shapes in (work.payload_shapes(self.task), work.sends(self.task))
+            for shapes in (work.sent_shapes(self.task), work.sends(self.task))
         )
         reported = (everything - payload) * self.task.initial.element_size()
         return self._wire_bytes(work.wire_numbers(self.task)) + reported

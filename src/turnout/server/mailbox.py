@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import chain, islice
 from typing import Any, ClassVar
 
@@ -470,11 +469,11 @@ class Mailbox(Server):
         known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
         works = {id(job.work): job.work for job in jobs}
         for work in works.values():
-            for part in fields(work):
-                value = getattr(work, part.name)
-                if isinstance(value, Tensor):
-                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
-                    object.__setattr__(work, part.name, twin)
+            for part in work.parts.values():
+                for name, value in vars(part).items():
+                    if isinstance(value, Tensor):
+                        twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
+                        object.__setattr__(part, name, twin)
         for job in jobs:
             if torch.equal(job.received, self.model):
                 job.received = self.model
@@ -482,7 +481,12 @@ class Mailbox(Server):
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    given = {
+        before + name: value
+        for before, part in work.parts.items()
+        for name, value in vars(part).items()
+        if isinstance(value, np.ndarray)
+    }
     if not given:
         return work, {}
     for name, value in given.items():
