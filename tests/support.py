@@ -17,6 +17,7 @@ from turnout.clients.power import Power
 from turnout.config import registry
 from turnout.core.random import key, normal
 from turnout.local.modifiers import ControlVariates
+from turnout.local.transforms import Transform, former
 
 SIZES = (3, 17, 8, 1, 25, 10, 6, 12)
 
@@ -69,6 +70,11 @@ def quadratic_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 def local(**options: Any) -> LocalSGD:
     return LocalSGD(**{"lr": 0.1, "batch_size": 4, "epochs": 2, **options})
+
+
+def chained(text: str) -> tuple[Transform, ...]:
+    """Transforms as version 0.1 wrote them: `clip:1.0,top_k:0.01`."""
+    return tuple(former(text).values())
 
 
 @dataclass

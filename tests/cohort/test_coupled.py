@@ -113,7 +113,7 @@ def test_a_batch_is_a_clients_own(case: str, engine: str) -> None:
     for work in (WORK, LocalSGD(0.1, epochs=2, batch_size=4, momentum=0.5, modifiers=(Proximal(0.5),))):
         trained = cohort.train(Jobs(work, keys, models, clients % 3, people.train, {}, {}))
         for i, steps in enumerate(work.num_steps(people.train.counts).tolist()):
-            mine, mu = people.train.row(i), getattr(work, "mu", 0.0)
+            mine, mu = people.train.row(i), work.pull
             samples, module = (cohort.inputs[mine], cohort.targets[mine]), task.module.requires_grad_(True)
             start, own = models[i % 3], int(keys[i])
             expected = plain.train(task, module, start, *samples, steps, own, 0.1, 4, work.momentum, mu=mu)

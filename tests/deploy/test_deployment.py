@@ -25,7 +25,7 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "safa": lambda: Safa(support.local(), fraction=0.5, lag_tolerance=2),
     "cafed": lambda: FedAvg(support.local(), CAFed(estimator="beta")),
     "scaffold": lambda: Scaffold(support.local(), Full()),
-    "transform": lambda: FedAvg(support.local(transform="top_k:0.2"), Full()),
+    "transform": lambda: FedAvg(support.local(modifiers=support.chained("top_k:0.2")), Full()),
     "continuing": lambda: support.Continuing(support.local()),
 }
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.local import transforms
 from turnout.local.modifiers import Kept, Modifier, Slope
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
@@ -51,6 +53,35 @@ def conclude(
     for modifier, part in zip(active, kept, strict=True):
         payload, after = modifier.finish(task, received, params, part, payload, after, data)
     return payload, after
+
+
+def check_names(work: LocalSGD, task: Task) -> None:
+    """Raise where two parts of a work send or keep something under one name."""
+    for method, does in (("payload_shapes", "send"), ("state_shapes", "keep")):
+        seen: dict[str, str] = {}
+        for part in work.parts.values():
+            for name in getattr(part, method)(task):
+                if name in seen:
+                    both = f"{seen[name]} and {type(part).__name__}"
+                    raise UserError(f"local.modifiers: {both} both {does} {name!r}; leave one of them out")
+                seen[name] = type(part).__name__
+
+
+def numbers_down(work: LocalSGD, task: Task) -> int:
+    """How many numbers are sent to a client: the model, and the tensors of the work and its modifiers."""
+    tensors = (tensor for modifier in work.modifiers for tensor in modifier.tensors.values())
+    return work.download_numbers(task) + sum(tensor.numel() for tensor in tensors)
+
+
+def numbers_up(work: LocalSGD, task: Task) -> float:
+    """How many numbers' worth of bytes a client sends beside its reports: transforms make an update smaller."""
+    shapes = work.payload_shapes(task)
+    added = (shape for name, shape in work.sent_shapes(task).items() if name not in shapes)
+    sent = work.upload_numbers(task) + sum(torch.Size(shape).numel() for shape in added)
+    if not work.transforms or "delta" not in shapes:
+        return sent
+    update = work.update_numbers(task)
+    return sent - update + transforms.numbers(work.transforms, update, task.initial.element_size())
 
 
 def _modified(work: LocalSGD, modifiers: tuple[Modifier, ...], kept: tuple[Kept, ...], asked: list[Tensor]) -> LocalSGD:

@@ -18,6 +18,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.local import reports, transforms
 from turnout.local.modifiers import Modifier, Shapes
+from turnout.local.transforms import Transform
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -116,13 +118,12 @@ class LocalSGD:
     lr_decay: float = 1.0
     lr_power: float = 0.0
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
-    transform: str = ""  # what becomes of the update before it is sent: see `turnout.local.transforms`
-    modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers`
+    modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
-        transforms.parse(self.transform)
-        _check_modifiers(self)
+        object.__setattr__(self, "modifiers", tuple(self.modifiers))
+        transforms.check_all(self)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
@@ -179,7 +180,7 @@ class LocalSGD:
     def modified(self, *more: Modifier) -> Self:
         """The same work with these modifiers after its own."""
         work = self.bind({"modifiers": (*self.modifiers, *more)})
-        _check_modifiers(work)
+        transforms.check_all(work)
         return work
 
     @property
@@ -191,6 +192,11 @@ class LocalSGD:
     def active(self) -> tuple[Modifier, ...]:
         """The modifiers that act in training."""
         return tuple(modifier for modifier in self.modifiers if not modifier.keeps_fast_paths)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The modifiers that act on what is sent."""
+        return tuple(modifier for modifier in self.modifiers if isinstance(modifier, Transform))
 
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
         """What the learning rate is multiplied by in jobs that begin from that version."""
@@ -267,11 +273,6 @@ class LocalSGD:
         values = (getattr(self, part.name) for part in fields(self))
         return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
 
-    def wire_numbers_down(self, task: Task) -> int:
-        """The same with the tensors of its modifiers."""
-        tensors = (tensor for modifier in self.modifiers for tensor in modifier.tensors.values())
-        return self.download_numbers(task) + sum(tensor.numel() for tensor in tensors)
-
     def payload_shapes(self, task: Task) -> Shapes:
         """What comes back, by name: it decides the upload's size."""
         return {"delta": (task.size,)}
@@ -279,15 +280,6 @@ class LocalSGD:
     def upload_numbers(self, task: Task) -> int:
         """How many numbers of the payload are sent: all, unless some are known to be zero."""
         return _numbers(self.payload_shapes(task))
-
-    def wire_numbers(self, task: Task) -> float:
-        """The same with what modifiers send, in numbers' worth of bytes: transforms make an update smaller."""
-        shapes = self.payload_shapes(task)
-        sent = self.upload_numbers(task) + _numbers(self.sent_shapes(task)) - _numbers(shapes)
-        if not self.transform or "delta" not in shapes:
-            return sent
-        update = self.update_numbers(task)
-        return sent - update + transforms.numbers(self.transform, update, task.initial.element_size())
 
     def update_numbers(self, task: Task) -> int:
         """How many of the numbers sent are the update's."""
@@ -320,8 +312,10 @@ class LocalSGD:
 
     def stored_shapes(self, task: Task) -> Shapes:
         """The same with what transforms keep."""
-        left_out = transforms.state_shapes(self.transform, task) if "delta" in self.payload_shapes(task) else {}
-        return self.trained_shapes(task) | left_out
+        if not self.transforms or "delta" not in self.payload_shapes(task):
+            return self.trained_shapes(task)
+        added = {name: shape for transform in self.transforms for name, shape in transform.state_shapes(task).items()}
+        return self.trained_shapes(task) | added
 
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
@@ -392,9 +386,14 @@ def _numbers(shapes: Shapes) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def _check_modifiers(work: LocalSGD) -> None:
-    """Raise where something else stands among the modifiers, or one does not go with the work."""
-    for modifier in work.modifiers:
-        if not isinstance(modifier, Modifier):
-            raise UserError(f"local.modifiers: {modifier!r} is not a modifier; write for example (Proximal(0.1),)")
-        modifier.check(work)
+_init = LocalSGD.__init__
+
+
+@wraps(_init)
+def _answering_former(self: LocalSGD, *numbers: Any, **options: Any) -> None:
+    if "transform" in options:
+        raise transforms.gone(options["transform"])
+    _init(self, *numbers, **options)
+
+
+LocalSGD.__init__ = _answering_former  # type: ignore[method-assign]

@@ -136,7 +136,7 @@ class Sensitivity(Observer):
             facts["largest_pull"] = max(facts["largest_pull"], float(work.pull))
             facts["momentum"] |= bool(work.momentum)
             facts["clipped"] |= work.clip_norm is not None
-            facts["transformed"] |= bool(work.transform)
+            facts["transformed"] |= bool(work.transforms)
             facts["client_state"] |= bool(work.stored_shapes(server.task))
             facts["proximal"] |= bool(work.pull > work.weight_decay)
             facts["other_work"] |= type(work) is not LocalSGD or any(type(part) is not Proximal for part in work.active)

@@ -21,6 +21,7 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
@@ -125,8 +126,8 @@ class Mailbox(Server):
         if not len(ids):
             return
         self._check_invited(ids)
-        if work.transform:
-            self._check_transform(work, among)
+        if work.modifiers:
+            self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
         work, options = _split(work, len(ids))
@@ -151,13 +152,16 @@ class Mailbox(Server):
         if self.in_flight and len(busy := ids[self._busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
-    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+    def _check_modifiers(self, work: LocalSGD, among: Among | None) -> None:
+        check_names(work, self.task)
+        if not work.transforms:
+            return
         transforms.check(work, self.task)
         if among is not None:
-            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+            raise UserError("local.modifiers: clients of this algorithm exchange models; transforms are for updates")
         if self.algorithm.clients_keep == "models":
             raise UserError(
-                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "local.modifiers: clients of this algorithm go on from models of their own, which the server would no "
                 "longer know"
             )
 
@@ -466,7 +470,10 @@ class Mailbox(Server):
 
     def _share_tensors(self, jobs: list[Job]) -> None:
         """What was one tensor before the checkpoint is one again: jobs are grouped by the tensors they share."""
-        known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
+        values = list(vars(self.algorithm).values())
+        for work in [value for value in values if isinstance(value, LocalSGD)]:
+            values += [value for part in work.parts.values() for value in vars(part).values()]
+        known = [self.model, *(value for value in values if isinstance(value, Tensor))]
         works = {id(job.work): job.work for job in jobs}
         for work in works.values():
             for part in work.parts.values():

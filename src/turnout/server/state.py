@@ -13,6 +13,7 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.engine.blocks import Block
+from turnout.local import transforms
 from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.updates import Job
@@ -82,14 +83,13 @@ def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
 
 def _known(place: str, root: type[Any], what: str, name: str) -> type[Any]:
     """The subclass of that name, one of those that have been imported: neither a checkpoint nor a message can name
-    another class. Version 0.1 wrote the module before the name."""
-    short = name.rpartition(".")[2]
-    found = [kind for kind in _kinds(root) if kind.__name__ == short]
+    another class."""
+    found = [kind for kind in _kinds(root) if kind.__name__ == name]
     if not found:
-        raise UserError(f"{place}: it asks for the {what} {short}, which is not known here; import what defines it")
+        raise UserError(f"{place}: it asks for the {what} {name}, which is not known here; import what defines it")
     if len(found) > 1:
         modules = " and ".join(sorted(kind.__module__ for kind in found))
-        raise UserError(f"{place}: {modules} both define a {what} {short}; give one of them another name")
+        raise UserError(f"{place}: {modules} both define a {what} {name}; give one of them another name")
     return found[0]
 
 
@@ -138,14 +138,19 @@ def work_of(place: str, name: str, values: Mapping[str, Any], tensors: Named) ->
 
 
 def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named]:
-    """A work as version 0.1 wrote it, in which two modifiers were works of their own."""
+    """A work as version 0.1 wrote it: with its module, transforms as one text, and two modifiers as works."""
     short = name.rpartition(".")[2]
+    if "transform" not in values:
+        return short, values, tensors
+    chain = transforms.former(values.pop("transform")).values()
+    modifiers: list[list[Any]] = [[type(transform).__name__, vars(transform)] for transform in chain]
     if short == "ProximalSGD":
-        return "LocalSGD", values | {"modifiers": [["Proximal", {"mu": values.pop("mu")}]]}, tensors
+        modifiers.append(["Proximal", {"mu": values.pop("mu")}])
     if short == "ControlledSGD":
-        own = {"modifiers.0.control": tensors.pop("control")}
-        return "LocalSGD", values | {"modifiers": [["ControlVariates", {}]]}, tensors | own
-    return name, values, tensors
+        tensors[f"modifiers.{len(modifiers)}.control"] = tensors.pop("control")
+        modifiers.append(["ControlVariates", {}])
+    own = {"ProximalSGD": "LocalSGD", "ControlledSGD": "LocalSGD"}
+    return own.get(short, short), values | {"modifiers": modifiers}, tensors
 
 
 class _Blocks:
