@@ -104,7 +104,7 @@ class LocalSGD:
 
     MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
-    plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
+    plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
     lr: float
