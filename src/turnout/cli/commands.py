@@ -136,7 +136,8 @@ def _run(
     folder: Path | None = None,
     watching: Watching = NOBODY,
 ) -> None:
-    experiment, settings, complete = config.build(config.read(source, overrides))
+    given = config.read(source, overrides) if folder is None else config.read_run(folder, overrides)
+    experiment, settings, complete = config.build(given)
     if folder is None:
         resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
         settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))

@@ -143,9 +143,7 @@ def worker(folder: Path) -> Worker:
     from turnout.config import config
     from turnout.deploy.shard import read_shard
 
-    experiment, _, _ = config.build(
-        config.read(str(folder / "config.toml")), known=read_shard(folder / "shard.safetensors")
-    )
+    experiment, _, _ = config.build(config.read_run(folder), known=read_shard(folder / "shard.safetensors"))
     return Worker(experiment, Memory(folder / "memory"))
 
 

@@ -133,7 +133,7 @@ class AppSimulation(Simulation):
         among: Among | None = None,
     ) -> None:
         own = any(isinstance(value, np.ndarray) for value in vars(work).values())
-        if not isinstance(work, AppWork) or own or work.report or work.transform or among is not None:
+        if not isinstance(work, AppWork) or own or work.report or work.modifiers or among is not None:
             raise _not_for_apps(type(self.algorithm).__name__)
         super().invite(clients, work, model, hold=hold, again=again)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
@@ -114,8 +115,8 @@ class Mailbox(Server):
         if not len(ids):
             return
         self._check_invited(ids)
-        if work.transform:
-            self._check_transform(work, among)
+        if work.modifiers:
+            self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
         work, options = _split(work, len(ids))
@@ -135,13 +136,16 @@ class Mailbox(Server):
         if self.in_flight and len(busy := ids[self._flight.busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
-    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+    def _check_modifiers(self, work: LocalSGD, among: Among | None) -> None:
+        check_names(work, self.task)
+        if not work.transforms:
+            return
         transforms.check(work, self.task)
         if among is not None:
-            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+            raise UserError("local.modifiers: clients of this algorithm exchange models; transforms are for updates")
         if self.algorithm.clients_keep == "models":
             raise UserError(
-                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "local.modifiers: clients of this algorithm go on from models of their own, which the server would no "
                 "longer know"
             )
 
@@ -369,12 +373,20 @@ class Mailbox(Server):
         ]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
         self._flight.enter([job.client for job in places["in_flight"]], places["in_flight"])
-        share_tensors(every, [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))])
+        own = list(vars(self.algorithm).values())
+        for work in [value for value in own if isinstance(value, LocalSGD)]:
+            own += [value for part in work.parts.values() for value in vars(part).values()]
+        share_tensors(every, [self.model, *(value for value in own if isinstance(value, Tensor))])
 
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    given = {
+        before + name: value
+        for before, part in work.parts.items()
+        for name, value in vars(part).items()
+        if isinstance(value, np.ndarray)
+    }
     if not given:
         return work, {}
     for name, value in given.items():

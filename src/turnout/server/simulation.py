@@ -26,6 +26,7 @@ from turnout.core.errors import UserError
 from turnout.engine.blocks import NOTHING, Block
 from turnout.engine.engine import engine_for
 from turnout.engine.train import Jobs
+from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
@@ -91,7 +92,7 @@ class Simulation(Mailbox):
         work, updates = jobs[0].work, self._updates(lying)
         if not lying or "delta" not in work.payload_shapes(self.task):
             return
-        nothing_else = len(work.sends(self.task)) == 1 and not work.state_shapes(self.task)
+        nothing_else = len(work.sends(self.task)) == 1 and not work.trained_shapes(self.task)
         if behaviour.invents and nothing_else and self.algorithm.clients_keep != "models":  # nothing to compute
             nothing = self.model.new_zeros(len(lying), len(self.model))
             self._attach(lying, Block({"delta": behaviour.respond(updates, nothing, len(jobs))}))
@@ -336,8 +337,16 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _signature(work: LocalSGD) -> tuple[Any, ...]:
+def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
-    values = (getattr(work, part.name) for part in fields(work))
-    simple = (repr(value) if isinstance(value, list | dict) else value for value in values)
-    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in simple)
+    return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_simple, value))
+    if isinstance(value, Modifier):
+        return _signature(value)
+    if isinstance(value, Tensor):
+        return id(value)
+    return repr(value) if isinstance(value, list | dict) else value
