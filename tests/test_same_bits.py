@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnout import registry
+from turnout.config import registry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import same_bits
