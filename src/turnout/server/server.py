@@ -26,7 +26,7 @@ from turnout.clients.population import Population
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
-from turnout.engine.evaluate import Evaluator, Personal, distribution, sample_measures, set_measures
+from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
 from turnout.engine.plan import Plan
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
@@ -455,12 +455,7 @@ class Server:
             if panel is None
             else np.sort(random.subset(random.key(self.seed, "panel"), panel, population.size))
         )
-        splits = {"train": population.train} if self.evaluation.train or population.test is None else {}
-        if population.validation is not None:
-            splits["validation"] = population.validation
-        if population.test is not None:
-            splits["test"] = population.test
-        return {name: Evaluator(self.cohort, clients, index.rows(clients)) for name, index in splits.items()}
+        return evaluators(self.cohort, population, clients, self.evaluation.train)
 
     @cached_property
     def central(self) -> tuple[Tensor, Tensor]:
@@ -528,10 +523,7 @@ class Server:
 
     def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
         adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
-        if adapted is not None:
-            now, adapted = self.now, adapted.at(self.version)
-            return Personal(adapted, lambda ids: self.whole_population.samples(ids, np.full(len(ids), now)), self.seed)
-        return None if kept is None else Personal(kept)
+        return Personal.of(adapted, kept, self.whole_population, self.version, self.now, self.seed)
 
     def clients(self) -> dict[str, NDArray[Any]]:
         """A row for each client evaluated: its measures under the output, whether it is unseen, and what the algorithm
