@@ -41,7 +41,7 @@ Settings = dict[str, dict[str, Any]]
 Digests = dict[str, str]  # of each part of what a run leaves, such as `jobs.weight`; or one `refused`, a sentence
 CONFIGURATIONS, DIGESTS, HALF = "configurations.json", "digests.json", "half"
 _ENGINE = {"threads": 1, "precision": "float32", "device": "cpu"}
-_LATER = ("resumed", "restarted")  # what the log of a run says if it was stopped
+_UNCOUNTED = ("resumed", "restarted", "path")  # what a log says of a run that was stopped, and of how it is computed
 
 
 # -- what is used of Turnout: here, and nowhere else ---------------------------------------------------------------
@@ -138,7 +138,7 @@ def _digest(value: Any) -> str:
 
 def _events(lines: Iterable[str]) -> list[str]:
     """The lines of a log, once each: a run that was stopped says some of them again."""
-    return [line for line in dict.fromkeys(lines) if line.partition("s: ")[2].partition(" ")[0] not in _LATER]
+    return [line for line in dict.fromkeys(lines) if line.partition("s: ")[2].partition(" ")[0] not in _UNCOUNTED]
 
 
 # -- one configuration, in a process that does many ---------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_local_options_are_checked(option: str, value: float) -> None:
 def test_device_that_does_not_exist() -> None:
     experiment, _, _ = config.build(settings(engine={"device": "gpu"}))
     with pytest.raises(UserError, match=r"engine\.device"):
-        experiment.plan.resolve(experiment.task)
+        experiment.plan.resolve()
 
 
 # -- completing, writing, naming ------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, ke
 def test_clients_without_samples_and_with_one(counts: tuple[int, ...], keep: str) -> None:
     """As of a stream that has not begun: the global model for who has none, the default lambda for who has one."""
     people, task = population(), Task(mlp, seed=3)
-    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve(task))
+    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     own = Ragged.from_rows([np.arange(count) for count in counts])
     evaluator = Evaluator(cohort, np.arange(len(counts)), Ragged.from_rows([[40, 41, 42]] * len(counts)))
     personal = Personal(KNNPer(local(), interpolation=0.7, keep=keep).adaptation(True), own.rows)

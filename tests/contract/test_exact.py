@@ -145,7 +145,7 @@ def test_a_client_may_do_no_step_at_all() -> None:
     options = {"epochs": np.array([1, 0, 1, 0, 1, 1, 1, 1.0])}
     for engine in ("vectorised", "sequential"):
         people, task = population(), Task(mlp)
-        cohort = Cohort(task, people.inputs, people.targets, Plan(engine=engine, threads=1).resolve(task))
+        cohort = Cohort(task, people.inputs, people.targets, Plan(engine=engine, threads=1).resolve())
         jobs = Jobs(
             WORKS["plain"], key(1, "x", np.arange(8)), task.initial[None], np.zeros(8, int), people.train, options, {}
         )

@@ -63,7 +63,7 @@ def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
 
 def test_clients_hold_only_their_own_samples_and_the_server_none(tmp_path: Path) -> None:
     world = World(tmp_path, ALGORITHMS["fedavg"])
-    assert [len(worker.engine.population.inputs) for worker in world.workers] == [6, 9, 4, 12]
+    assert [len(worker.population.inputs) for worker in world.workers] == [6, 9, 4, 12]
     server = world.server()
     assert len(server.population.inputs) == 1
     assert not server.population.inputs.any()

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from turnout import data as datasets
 from turnout.cli._command import Json, Overrides, Source, print_json, remark, sentences
-from turnout.cli._display import err, out, paragraphs, show_outlook, show_summary, show_tuned
+from turnout.cli._display import err, out, paragraphs, show_outlook, show_paths, show_summary, show_tuned
 from turnout.cli._watching import NOBODY, Live, MLflowUri, TensorBoardFolder, Watching
 from turnout.cli.attack import attack
 from turnout.cli.compare import compare_runs, sweep_options
@@ -312,9 +312,10 @@ def inspect(
         remark(run.remarks)
         summary = run.summary or {"unfinished": True, "last": _last_row(run)}
         if as_json:
-            print_json({"run": str(folder), **summary})
+            print_json({"run": str(folder), **summary, "paths": run.plan.get("paths", [])})
         elif "unfinished" in summary:
             reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
+            show_paths(folder)
             out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
         else:
             show_summary(folder, summary)

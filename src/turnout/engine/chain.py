@@ -28,9 +28,14 @@ from turnout.task.task import LOSSES, SampleFunction, Task
 Saved = Any  # what a layer remembers from its forward pass
 
 
+class NoChainError(ValueError):
+    """A model is no chain of layers known here; the message says why."""
+
+
 class Layer:
     """One link. `own` are its parameters by their last name."""
 
+    word = ""  # what people call it; "": it computes nothing
     prefix = ""  # of the names of its parameters
     parameters: tuple[str, ...] = ()
 
@@ -43,6 +48,8 @@ class Layer:
 
 
 class Linear(Layer):
+    word = "linear"
+
     def __init__(self, prefix: str, bias: bool) -> None:
         self.prefix, self.parameters = prefix, ("weight", "bias") if bias else ("weight",)
 
@@ -131,6 +138,8 @@ class Factored:
 
 
 class Conv2d(Layer):
+    word = "convolution"
+
     def __init__(self, prefix: str, layer: nn.Conv2d, form: str) -> None:
         self.prefix, self.parameters = prefix, ("weight", "bias") if layer.bias is not None else ("weight",)
         self.form = FORMS[form](_pair(layer.stride), _pair(layer.padding))
@@ -145,6 +154,8 @@ class Conv2d(Layer):
 
 
 class ReLU(Layer):
+    word = "relu"
+
     def forward(self, own: Any, x: Tensor, key: Tensor) -> tuple[Tensor, Saved]:
         y = torch.relu(x)
         return y, y
@@ -155,6 +166,8 @@ class ReLU(Layer):
 
 
 class MaxPool2d(Layer):
+    word = "max pooling"
+
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
 
@@ -189,6 +202,8 @@ class Shape(Layer):
 
 
 class Dropout(Layer):
+    word = "dropout"
+
     def __init__(self, number: int, layer: KeyedDropout) -> None:
         self.number, self.layer = number, layer
 
@@ -215,9 +230,10 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _links(module: nn.Module, prefix: str, dropout: Sequence[nn.Module], form: str) -> Iterator[Layer]:
-    """The links a module is made of; ValueError for one that is not known here. `dropout` are the model's, in order."""
+    """Yield the links a module is made of; `NoChainError` for a layer that is not known here. `dropout` are all such
+    layers of the model, in order."""
     if module._forward_hooks or module._forward_pre_hooks:
-        raise ValueError(f"{prefix}: hooks")
+        raise NoChainError(f"{prefix[:-1] or 'the model'} has hooks, which chain does not call")
     if type(module).forward is nn.Sequential.forward:
         for name, child in module._modules.items():  # one that comes twice is there twice
             assert child is not None
@@ -251,7 +267,7 @@ def _links(module: nn.Module, prefix: str, dropout: Sequence[nn.Module], form: s
     ):
         yield MaxPool2d(_pair(module.kernel_size))
     elif type(module) is not nn.Identity:
-        raise ValueError(f"{prefix}{type(module).__name__}")
+        raise NoChainError(f"chain does not know {type(module).__name__}{prefix and f' ({prefix[:-1]})'}")
 
 
 def _pooled_first(links: Sequence[Layer]) -> list[Layer]:
@@ -287,22 +303,30 @@ class Chain:
 
     @classmethod
     def of(cls, task: Task, form: str) -> Chain | None:
-        """None for a model that is something else, and where samples are not each for itself: batches are joined."""
-        if "loss" in task.coupled:
+        """Make the chain of a task with a form of convolution; None for a model that is something else."""
+        try:
+            return cls.made(task, form)
+        except NoChainError:
             return None
+
+    @classmethod
+    def made(cls, task: Task, form: str) -> Chain:
+        """Make the chain of a task with a form of convolution; `NoChainError` for a model that is something else, and
+        where samples are not each for itself: batches are joined."""
+        if "loss" in task.coupled:
+            raise NoChainError(task.alone)
         for name, layer in task.module.named_modules():
             sides = 1 if isinstance(layer, nn.Linear) else 3 if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) else None
             if sides is not None and len(task.layer_shapes.get(name, ())) != sides:
-                return None
-        try:
-            dropout = [layer for layer in task.module.modules() if isinstance(layer, KeyedDropout)]
-            links = list(_links(task.module, "", dropout, form))
-        except ValueError:
-            return None
+                raise NoChainError(f"chain wants outputs of {name} with {sides} dimension{'s'[: sides - 1]} a sample")
+        dropout = [layer for layer in task.module.modules() if isinstance(layer, KeyedDropout)]
+        links = list(_links(task.module, "", dropout, form))
         trained = [link.prefix + name for link in links for name in link.parameters]
         outputs = task.layer_shapes.get("", ())  # more than one dimension: the loss would have them in our order
-        if trained != task.layout.names or len(outputs) != 1:
-            return None
+        if trained != task.layout.names:
+            raise NoChainError("chain wants layers that share no parameters, all of them trained")
+        if len(outputs) != 1:
+            raise NoChainError("chain wants outputs of the model with 1 dimension a sample")
         return cls(_pooled_first(links), task.loss, outputs[0])
 
     @property
@@ -311,6 +335,11 @@ class Chain:
         *before, last = self.links
         single = isinstance(last, Linear) and all(isinstance(link, Shape) for link in before)
         return single and self.loss is LOSSES["cross_entropy"][0]
+
+    @property
+    def words(self) -> str:
+        """Kinds of layers, each once, for people."""
+        return ", ".join(dict.fromkeys(link.word for link in self.links if link.word))
 
     @property
     def convolves(self) -> bool:

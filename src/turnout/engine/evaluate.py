@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from turnout.clients.population import Population
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
@@ -76,6 +77,22 @@ class Personal:
     work: LocalSGD
     samples: Callable[[NDArray[np.int64]], Ragged] | None = None
     seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        adapted: LocalSGD | None,
+        kept: LocalSGD | None,
+        population: Population,
+        version: int,
+        now: float,
+        seed: int,
+    ) -> Personal | None:
+        """Choose how clients serve that adapt by one work before, or else predict by another from what they keep; None:
+        they serve the global model. `now` is in seconds: they adapt on the samples they have then."""
+        if adapted is None:
+            return None if kept is None else cls(kept)
+        return cls(adapted.at(version), lambda ids: population.samples(ids, np.full(len(ids), now)), seed)
 
 
 @dataclass(frozen=True)
@@ -190,6 +207,17 @@ class Evaluator:
         """Samples scored in one go."""
         each = self.cohort.sample_bytes + self.cohort.activations
         return max(1, min(self.cohort.plan.memory_mib, 256) * MIB // max(1, each))
+
+
+def evaluators(cohort: Cohort, population: Population, clients: NDArray[np.int64], train: bool) -> dict[str, Evaluator]:
+    """Prepare the evaluation of some clients, by split: on their training samples if `train` or if there is nothing
+    else, on samples for validation and on test samples."""
+    splits = {"train": population.train} if train or population.test is None else {}
+    if population.validation is not None:
+        splits["validation"] = population.validation
+    if population.test is not None:
+        splits["test"] = population.test
+    return {name: Evaluator(cohort, clients, index.rows(clients)) for name, index in splits.items()}
 
 
 def distribution(

@@ -22,7 +22,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.ragged import Picked, Ragged
 from turnout.engine.batches import Extent, draw, unpacked
-from turnout.engine.chain import Aim
+from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
 from turnout.engine.plain_sgd import Assignment, Course, PlainSGD, State, Vectors, take
 from turnout.engine.plan import Plan
@@ -83,8 +83,8 @@ class Call(NamedTuple):
 
 
 class GraphedSGD(PlainSGD):
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        super().__init__(task, inputs, targets, plan)
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+        super().__init__(task, inputs, targets, plan, chain)
         self._space: dict[str, Tensor] = {}  # flat
         self._captured: OrderedDict[tuple[Any, ...], tuple[Callable[[], Any], Any]] = OrderedDict()
         self._known: dict[tuple[Any, ...], Call] = {}

@@ -132,9 +132,8 @@ class Assignment(NamedTuple):
 class PlainSGD:
     """Carries plain local SGD out for a task, on pools of samples."""
 
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        self.task, self.inputs, self.targets, self.plan = task, inputs, targets, plan
-        self.chain = None if plan.kernels == "general" else Chain.of(task, plan.convolution)
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+        self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
         self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
         self.background = Background()

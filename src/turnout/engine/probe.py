@@ -43,7 +43,7 @@ def probe_ratio(
     historical = np.flatnonzero(~stream.fresh)
     if not len(historical):
         raise UserError("stream.fresh: a ratio is estimated on historical clients, and there is none")
-    cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve(task))
+    cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve())
     work = Probe.extend(local, steps=steps)
     rows = population.samples(historical, np.zeros(len(historical)))
     key = random.key(seed, "probe", historical)

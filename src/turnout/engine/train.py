@@ -26,10 +26,12 @@ from torch.utils._pytree import tree_map
 from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
-from turnout.engine import plain_sgd, trial
+from turnout.engine import paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.chain import Chain
 from turnout.engine.graphs import GraphedSGD
+from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
 from turnout.engine.plan import Plan
 from turnout.local import job, reports
@@ -72,7 +74,7 @@ class Size(NamedTuple):
     steps: NDArray[np.int64]  # [C]
     limit: int  # clients that there is memory for at once
     even: bool  # whether all have as many samples and do as many steps
-    plain: bool  # whether there is nothing to it but the steps of plain SGD
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Cohort:
     """The engine: a task, the clients' samples on its device, and a resolved plan."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        self.plan = plan = plan.on_one_machine(task)
+        self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
         self.inputs = self.place(inputs)
@@ -104,8 +106,9 @@ class Cohort:
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
-        if self.task.alone:
-            self.plan = plan = replace(plan, engine="sequential")
+        self.falls_back = paths.falls_back(self.task, plan)
+        engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
+        self.plan = plan = replace(plan, engine=engine)
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:
@@ -113,10 +116,12 @@ class Cohort:
         if plan.device == "cpu":
             keep_freed_memory()
         with self.on_device():
-            self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
+            self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
+        self.plan = plan = replace(plan, convolution=self.trial.form)
         self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
-        kind = PlainSGD if plan.device == "cpu" else GraphedSGD
-        self._plain = kind(self.task, self.inputs, self.targets, plan)
+        self._chain = paths.chain_or_reason(self.task, plan)
+        kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
+        self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -153,8 +158,8 @@ class Cohort:
 
     def block(self, jobs: Jobs) -> int:
         """How many jobs are best carried out together, where nobody waits for the last."""
-        plain = self.works_ahead and self._steps_are_all(jobs.work, jobs.options)
-        return CLIENTS_A_BLOCK if plain else len(jobs.keys)
+        by_blocks = self.works_ahead and self.path(jobs.work, jobs.options).whole
+        return CLIENTS_A_BLOCK if by_blocks else len(jobs.keys)
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
@@ -177,13 +182,13 @@ class Cohort:
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
         size = self._size(jobs)
-        run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
-        if size.plain:
+        run = self._sequential if size.path.name == THREADS else self._vectorised
+        if size.path.whole:
             run = self._steps_alone
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
-        by_blocks = size.plain and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
+        by_blocks = size.path.whole and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
         a_call = len(order) if by_blocks else size.limit  # blocks keep within the limit themselves
         if may_be_late and by_blocks and size.steps.any() and not keep_params:
             if not in_order:
@@ -224,16 +229,13 @@ class Cohort:
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
         sample = self.sample_bytes + self.activations
         limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
-        size = Size(steps, limit, even, self._steps_are_all(work, jobs.options))
+        size = Size(steps, limit, even, self.path(work, jobs.options))
         self._last_size = work, name, size
         return size
 
-    def _steps_are_all(self, work: LocalSGD, options: Collection[str]) -> bool:
-        """Whether there is nothing to a job but the steps of plain SGD, which are then carried out by blocks of
-        clients; reports beside it only where those can be vectorised."""
-        vectorised = self.plan.engine == "vectorised"
-        by_blocks = vectorised or (self._plain.chain is not None and not work.report)
-        return by_blocks and type(work).finish is LocalSGD.finish and plain_sgd.applies(self.task, work, options)
+    def path(self, work: LocalSGD, options: Collection[str], plan: Plan | None = None) -> Path:
+        """Choose the path of a work of which these options differ between clients, by this plan or that of a run."""
+        return paths.select_path(self.task, work, options, plan or self.plan, self._chain)
 
     @staticmethod
     def _lr(jobs: Jobs) -> float | NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
@@ -55,6 +55,7 @@ class Simulation(Mailbox):
             self.behaviour.begin(self.population.size, self.population.seed)
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
         self._trained = False  # since the last round closed
+        self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)
@@ -72,7 +73,19 @@ class Simulation(Mailbox):
             self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         return super()._invitation(ids, *choices)
 
+    def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
+        """Log how a work is computed, the first time."""
+        names = list(options)
+        if self._told is not None and self._told[0] is work and self._told[1] == names:
+            return
+        self._told, path = (work, names), self.cohort.path(work, names, self.plan)
+        told = {"work": type(work).__name__, "name": path.name, "why": path.why}
+        if told not in self.paths:
+            self.paths.append(told)
+            self.log("path", **told)
+
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
+        self._tell_path(invitation.work, invitation.options)
         alone = self._alone and not invitation.work.stored_shapes(self.task)
         jobs = self._dispatch.jobs(invitation, self._clock, self.version, alone)
         if self.behaviour is not None:
