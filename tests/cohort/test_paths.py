@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from turnout.local.proximal import ProximalSGD
 from typer.testing import CliRunner
 
 import turnout
@@ -22,6 +21,7 @@ from turnout.engine.paths import CHAIN, RAY, THREADS, VMAP, select_path
 from turnout.engine.paths import Path as Choice
 from turnout.engine.train import Cohort
 from turnout.engine.trial import Trial
+from turnout.local.modifiers import Proximal
 from turnout.local.own import OwnModelSGD
 from turnout.record.run_folder import damage
 
@@ -73,7 +73,7 @@ ALONE = Plan(engine="sequential", threads=1)
         (lambda: path(relu, PLAIN, Plan(kernels="general", threads=1)), VMAP, "engine.kernels is general"),
         (lambda: path(relu, local(momentum=0.5)), VMAP, "local.momentum changes the steps of plain SGD"),
         (lambda: path(relu, PLAIN, None, "clip_norm"), VMAP, "local.clip_norm changes the steps of plain SGD"),
-        (lambda: path(relu, ProximalSGD(0.1, mu=1.0)), VMAP, "ProximalSGD is more than plain SGD"),
+        (lambda: path(relu, LocalSGD(0.1, modifiers=(Proximal(1.0),))), VMAP, "ProximalSGD is more than plain SGD"),
         (
             lambda: path(conv, local(momentum=0.5)),
             THREADS,

@@ -25,10 +25,10 @@ from turnout.engine import plain_sgd
 from turnout.local import Clip, ControlVariates, Modifier, Proximal, SharpnessAware, TopK
 from turnout.local.sgd import Batch
 from turnout.server.dispatch import Dispatch
+from turnout.server.jobs import ARRIVED, Job
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.state import work_of, work_parts
-from turnout.server.updates import ARRIVED, Job
 
 NAMES = registry.names("algorithm")
 EXACT = Plan(precision="float64", threads=1)

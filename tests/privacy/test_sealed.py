@@ -135,7 +135,6 @@ PEEKS: dict[str, Callable[[Server, Updates], Any]] = {
     "held": held,
     "a report": asked,
     "what clients keep": kept,
-    "a rule": lambda server, updates: server.step(updates, np.full(len(updates), 0.1), lambda rows, _: rows[0]),
     "a model": lambda server, updates: server.publish(server.model + 1, updates, None),
 }
 
