@@ -26,7 +26,8 @@ from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
 from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, draw, packed
-from turnout.engine.chain import Chain, Factored
+from turnout.engine.chain import Chain
+from turnout.engine.layers import Factored
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout

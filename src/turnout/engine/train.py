@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
-from turnout.engine import paths, plain_sgd, trial
+from turnout.engine import passes, paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, draw, packed
 from turnout.engine.chain import Chain
+from turnout.engine.device import computing_on
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
@@ -127,25 +127,8 @@ class Cohort:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Compute on the plan's device as it says: the current device and these settings are the process's. Attention
-        has the one form that CUDA can compute for many clients at once, and that gives the same bits twice."""
-        device = self.plan.device
-        if device == "cpu":
-            return nullcontext()
-        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-        tf32 = self.plan.precision == "tf32"
-        now: Any = None
-        with suppress(RuntimeError):  # set in a way that these cannot tell
-            now = (products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic, convolutions.benchmark)
-        if now != (tf32, tf32, True, False):
-            products.allow_tf32 = convolutions.allow_tf32 = tf32
-            convolutions.deterministic, convolutions.benchmark = True, False
-        with ExitStack() as stack:
-            if device != "cuda":
-                stack.enter_context(torch.cuda.device(device))
-            if self._may_attend:
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            return stack.pop_all()
+        """Compute on the plan's device, as precisely as the plan says."""
+        return computing_on(self.plan, self._may_attend)
 
     def place(self, tensor: Tensor) -> Tensor:
         """On the engine's device, in its precision."""
@@ -278,41 +261,12 @@ class Cohort:
         index, counts = drawn.indices, drawn.counts
         weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
         keys = torch.as_tensor(jobs.keys, device=index.device)
-        chunk = self._chunk(index.shape[1], jobs.work.batch_size)
+        chunk = self.chunk(index.shape[1], jobs.work.batch_size)
         return chunk, (index, weights, counts.to(self.plan.dtype), keys)
 
-    def _chunk(self, samples: int, most: int) -> int:
+    def chunk(self, samples: int, most: int) -> int:
         """How many of a client's samples are looked at in one go: all, where they are not each for itself."""
         return samples if "loss" in self.task.coupled else min(samples, most)
-
-    @torch.no_grad()
-    def prepare(self, jobs: Jobs, state: Named) -> Named:
-        """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
-        with self.on_device():
-            return self._prepare(jobs, state)
-
-    def _prepare(self, jobs: Jobs, state: Named) -> Named:
-        counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
-        index = torch.as_tensor(jobs.samples.padded(int(counts.max())), device=device).long()
-        weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
-            self.plan.dtype
-        )
-        local = (index, weights, weights.sum(1), torch.as_tensor(jobs.keys, device=device))
-        chunk = self._chunk(index.shape[1], work.batch_size)
-
-        def one(received: Tensor, state: Named, local: Any) -> Named:
-            return work.prepare(self.task, received, state, self._client(chunk, local))
-
-        prepared: Named
-        if self.task.alone:
-            all_of = self._plain.received(jobs.models, jobs.received), state, local
-            rows = (tree_map(lambda values, i=i: values[i], all_of) for i in range(len(index)))
-            prepared = tree_map(lambda *parts: torch.stack(parts), *(one(*row) for row in rows))
-        elif len(jobs.models) == 1:  # layers that all share are not copied for each
-            prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
-        else:
-            prepared = vmap(one)(self._plain.received(jobs.models, jobs.received), state, local)
-        return prepared
 
     def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
         """What the jobs see, on the device."""
@@ -323,23 +277,6 @@ class Cohort:
         """Of index, weights, count and key, and the scores if any."""
         index, weights, count, key, *scores = local
         return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
-
-    def _scores(self, jobs: Jobs, received: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """`[C, n, ...]` the score of every sample; 0 for padding. Clients are sorted: in every chunk those that still
-        have samples are in a prefix, and only that is looked at. A model that all have received is not copied for each.
-        """
-        shared = len(jobs.models) == 1
-        score = vmap(partial(jobs.work.score, self.task), in_dims=(None if shared else 0, 0, 0))
-        wide = 3 * jobs.work.batch_size  # without gradients there is room for that
-        parts = []
-        for start in range(0, index.shape[1], wide):
-            active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
-            rows = index[:active, start : start + wide]
-            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
-            values = score(jobs.models[0] if shared else received[:active], *samples)
-            parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
-        scores = torch.cat(parts, 1)
-        return torch.where(weights.view(*weights.shape, *(1,) * (scores.ndim - 2)) > 0, scores, 0.0)
 
     def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
@@ -376,7 +313,7 @@ class Cohort:
                 yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
         if type(work).score is not LocalSGD.score:
-            local = (*local, self._scores(jobs, received, index, local[1]))
+            local = (*local, passes.scores(self, jobs, received, index, local[1]))
         params, carry = vmap(start)(options, received, jobs.state, local)
         plain = plain_sgd.applies(task, work, options)
         if plain and steps[0]:
@@ -414,7 +351,7 @@ class Cohort:
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
             key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
-            data = self._client(self._chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            data = self._client(self.chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
             if type(work).score is not LocalSGD.score:
                 data = replace(data, scores=data.scan(partial(work.score, task, received)))
 
