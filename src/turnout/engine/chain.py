@@ -80,8 +80,8 @@ def _links(module: nn.Module, prefix: str, dropout: Sequence[nn.Module], form: s
 
 
 def _pooled_first(links: Sequence[Layer]) -> list[Layer]:
-    """Pooling before rectifying gives the same with a quarter of the work: where the largest is not positive, nothing
-    goes back in either order."""
+    """Move pooling before rectifying, which gives the same with a quarter of the work: where the largest is not
+    positive, nothing goes back in either order."""
     links = list(links)
     for i, (one, two) in enumerate(itertools.pairwise(links)):
         if isinstance(one, ReLU) and isinstance(two, MaxPool2d):
@@ -90,14 +90,14 @@ def _pooled_first(links: Sequence[Layer]) -> list[Layer]:
 
 
 class Aim(NamedTuple):
-    """What outputs are compared with: `[C, ..., B]` of each sample."""
+    """What outputs are compared with, `[C, ..., B]` of each sample."""
 
     targets: Tensor
     weights: Tensor  # what it counts, times the learning rate
     missed: Tensor | None  # [C, ..., B, outputs] -1 at the class of each, where the loss is the cross entropy of it
 
     def at(self, number: int) -> Aim:
-        """Of one of several steps; a single one serves them all."""
+        """Take the part of one of several steps; a single stored step serves them all."""
         stored = number if self.targets.shape[1] > 1 else 0
         missed = None if self.missed is None else self.missed[:, stored]
         return Aim(self.targets[:, stored], self.weights[:, stored], missed)
@@ -140,14 +140,14 @@ class Chain:
 
     @property
     def logistic(self) -> bool:
-        """Whether it is one layer, trained by cross entropy."""
+        """Say whether the model is one layer, trained by cross entropy."""
         *before, last = self.links
         single = isinstance(last, Linear) and all(isinstance(link, Shape) for link in before)
         return single and self.loss is LOSSES["cross_entropy"][0]
 
     @property
     def words(self) -> str:
-        """Kinds of layers, each once, for people."""
+        """Name the kinds of layers, each once."""
         return ", ".join(dict.fromkeys(link.word for link in self.links if link.word))
 
     @property
@@ -155,7 +155,7 @@ class Chain:
         return any(isinstance(link, Conv2d) for link in self.links)
 
     def window_numbers(self, task: Task) -> int:
-        """How many numbers the windows of a sample are, where convolutions are products of them."""
+        """Count the numbers that all windows of a sample are, where convolutions are products of windows."""
         kernels = {link.prefix[:-1]: link for link in self.links if isinstance(link, Conv2d)}
         return sum(
             math.prod(task.layer_shapes[name][1:]) * math.prod(task.module.get_parameter(f"{name}.weight").shape[1:])
@@ -164,14 +164,14 @@ class Chain:
         )
 
     def worth_factoring(self, layers: Named, samples: int) -> list[str]:
-        """Prefixes of wide layers that take less to carry along than to form, when so many samples will be seen."""
+        """Name prefixes of wide layers that take less to carry along than to form while a client sees so many samples."""
         shapes = (
             (link.prefix, layers[f"{link.prefix}weight"].shape) for link in self.links if isinstance(link, Linear)
         )
         return [prefix for prefix, (_, out, into) in shapes if out * into > samples * (out + into)]
 
     def look_ahead(self, factored: dict[str, Factored], inputs: Tensor) -> None:
-        """Tell the first layer all that it will be given, where that is the samples themselves, `[C, S, B, ...]`."""
+        """Give the first layer all its inputs beforehand, where they are the samples themselves, `[C, S, B, ...]`."""
         *before, first = self.links[: self._first + 1]
         own = factored.get(first.prefix)
         if own is not None and all(isinstance(link, Shape) for link in before):
@@ -181,7 +181,7 @@ class Chain:
             own.know(x)
 
     def aim(self, targets: Tensor, weights: Tensor, lr: float | Tensor) -> Aim:
-        """Of one step or several, `[C, ...]`; `lr` is a number or `[C]`."""
+        """Scale weights of samples by the learning rate, a number or `[C]`, for one step or several, `[C, ...]`."""
         rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
         missed = None
         if self.loss is LOSSES["cross_entropy"][0] and targets.shape == weights.shape:
@@ -189,7 +189,7 @@ class Chain:
         return Aim(targets, weights * rate, missed)
 
     def step(self, layers: Named, factored: dict[str, Factored], inputs: Tensor, aim: Aim, key: Tensor) -> None:
-        """One step of the cohort, in place."""
+        """Take one step of the cohort, in place."""
         x, saved = channels_last(inputs), []
         owns = [
             (factored.get(link.prefix) if link.parameters else None)
@@ -204,7 +204,7 @@ class Chain:
             dy = self.links[i].backward(owns[i], saved[i], dy, i > self._first)
 
     def _ask(self, outputs: Tensor, aim: Aim) -> Tensor:
-        """`[C, B, ...]` the gradient of the weighted sum of losses by the outputs."""
+        """Differentiate the weighted sum of losses by the outputs, `[C, B, ...]`."""
         outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         targets, weights, missed = aim
         if missed is not None:

@@ -22,7 +22,7 @@ Saved = Any  # what a layer remembers from its forward pass
 
 
 class Layer:
-    """One link. `own` are its parameters by their last name."""
+    """One link of a chain. `own` are its parameters by their last name."""
 
     word = ""  # what people call it; "": it computes nothing
     prefix = ""  # of the names of its parameters
@@ -32,7 +32,7 @@ class Layer:
         raise NotImplementedError
 
     def backward(self, own: Any, saved: Saved, dy: Tensor, wanted: bool) -> Tensor:
-        """Take the step that `dy` asks for; returns the gradient of the input, or anything if that is not `wanted`."""
+        """Take the step that `dy` asks for; return the gradient of the input, or anything if that is not `wanted`."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ class Factored:
         self.known: Tensor | None = None  # [C, T, out] products of all inputs with the weights received
 
     def some(self, clients: slice) -> Factored:
-        """Of some clients: views."""
+        """Take views of some clients."""
         weight = self.weight if self.weight.ndim == 2 else self.weight[clients]
         bias = None if self.bias is None else self.bias[clients]
         some = Factored(weight, bias, self.inputs[clients], self.asked[clients])
@@ -84,7 +84,7 @@ class Factored:
         return some
 
     def know(self, x: Tensor) -> None:
-        """All inputs `[C, T, in]` beforehand: one product instead of one a step."""
+        """Take all inputs `[C, T, in]` beforehand: one product instead of one a step."""
         self.inputs, self.known = x, self._product(x)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Factored:
         return dx
 
     def difference(self, out: Tensor) -> None:
-        """`[C, out, in]` what the weights have moved by."""
+        """Compute what the weights have moved by, `[C, out, in]`."""
         asked, inputs = (part[:, : self.at].to(out.dtype) for part in (self.asked, self.inputs))
         if out.is_cuda:
             torch.bmm(asked.mT.neg(), inputs, out=out)

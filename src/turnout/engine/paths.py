@@ -73,7 +73,7 @@ def reason_apart(task: Task, plan: Plan) -> str:
 
 
 def falls_back(task: Task, plan: Plan) -> bool:
-    """Whether clients are computed one after another though the plan did not want that."""
+    """Say whether clients are computed one after another though the plan did not want that."""
     return bool(task.alone) and (plan.engine == "ray" or not _slow_together(task, plan))
 
 

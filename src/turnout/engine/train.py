@@ -94,7 +94,7 @@ def _rows(tree: Any, rows: slice) -> Any:
 
 
 class Cohort:
-    """The engine: a task, the clients' samples on its device, and a resolved plan."""
+    """Trains the clients of a task: holds it, their samples on its device, and a resolved plan."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
         self.plan = plan
@@ -131,34 +131,34 @@ class Cohort:
         return computing_on(self.plan, self._may_attend)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """On the engine's device, in its precision."""
+        """Place a tensor on the engine's device, in its precision."""
         return tensor.to(self.plan.device, self.plan.dtype if tensor.is_floating_point() else None)
 
     @property
     def works_ahead(self) -> bool:
-        """Whether clients are trained by threads of their own, while the server goes on."""
+        """Say whether threads of their own train clients while the server goes on."""
         return self._plain.by_blocks and self.plan.engine == "sequential"
 
     def block(self, jobs: Jobs) -> int:
-        """How many jobs are best carried out together, where nobody waits for the last."""
+        """Count the jobs that are best carried out together, where nobody waits for the last."""
         by_blocks = self.works_ahead and self.path(jobs.work, jobs.options).whole
         return CLIENTS_A_BLOCK if by_blocks else len(jobs.keys)
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
-        """For what is worth them; what is still being trained comes first."""
+        """Give all threads to what follows, once training under way has finished."""
         self._plain.background.finish()
         with threads(self.plan.threads):
             yield
 
     def close(self) -> None:
-        """Call off what is still to be trained."""
+        """Call off training that no thread has begun."""
         self._plain.background.call_off()
 
     @torch.no_grad()
     def train(self, jobs: Jobs, keep_params: bool = False, may_be_late: bool = False) -> Trained:
-        """Run every job to its end. What `may_be_late`, for a caller with one thread, can still be under way then, and
-        in another order."""
+        """Train every job to its end. With `may_be_late`, for a caller with one thread, rows can still be under way
+        then, and in another order."""
         may_be_late &= self.works_ahead and torch.get_num_threads() == 1
         with self.on_device():
             return self._train(jobs, keep_params, may_be_late)
@@ -190,8 +190,8 @@ class Cohort:
         return Trained(*joined)
 
     def _begin(self, jobs: Jobs, size: Size, order: NDArray[np.int64] | None) -> Trained:
-        """By blocks, under way. Rows of a block that goes ahead lie apart: they are let go one by one, and memory is in
-        pieces of one size."""
+        """Begin to train blocks of clients. Rows of a block that goes ahead lie apart, so that memory is in pieces of
+        one size and each can be let go by itself."""
         assigned, clients, model = self._assignment(jobs, size), len(size.steps), jobs.models[0]
         if jobs.ahead and clients <= CLIENTS_A_BLOCK:
             apart = [room_like(model) for _ in range(clients)]
@@ -200,7 +200,8 @@ class Cohort:
         return Trained({"delta": delta}, {}, {}, self._plain.begin_training(assigned, delta), order)
 
     def _size(self, jobs: Jobs) -> Size:
-        """What there is to do; it is remembered where it is the same for all, as in nearly every synchronous round."""
+        """Measure what there is to do; the answer is remembered where it is the same for all, as in nearly every
+        synchronous round."""
         counts, work = jobs.samples.counts, jobs.work
         fewest, widest = int(counts.min()), int(counts.max())
         even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
@@ -222,7 +223,7 @@ class Cohort:
 
     @staticmethod
     def _lr(jobs: Jobs) -> float | NDArray[np.float64]:
-        """One for all, or `[C]`."""
+        """Give the learning rate of all, or of each, `[C]`."""
         return jobs.options.get("lr", jobs.work.lr)
 
     def _assignment(self, jobs: Jobs, size: Size) -> Assignment:
@@ -257,7 +258,7 @@ class Cohort:
         return payload, {}, {"params": received + delta} if keep else {}
 
     def _local(self, jobs: Jobs, drawn: Drawn) -> tuple[int, tuple[Tensor, ...]]:
-        """What `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
+        """Collect what `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
         index, counts = drawn.indices, drawn.counts
         weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
         keys = torch.as_tensor(jobs.keys, device=index.device)
@@ -265,16 +266,16 @@ class Cohort:
         return chunk, (index, weights, counts.to(self.plan.dtype), keys)
 
     def chunk(self, samples: int, most: int) -> int:
-        """How many of a client's samples are looked at in one go: all, where they are not each for itself."""
+        """Count the samples of a client that are looked at in one go: all, where samples are coupled."""
         return samples if "loss" in self.task.coupled else min(samples, most)
 
     def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
-        """What the jobs see, on the device."""
+        """Draw what the jobs see, on the device."""
         extent = Extent.of(jobs.work, jobs.samples.counts, steps)
         return draw(jobs.work, self.place(packed(jobs.keys, jobs.samples, steps, extent.samples)), extent)
 
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
-        """Of index, weights, count and key, and the scores if any."""
+        """Make one client's data of index, weights, count and key, and of scores if there are any."""
         index, weights, count, key, *scores = local
         return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
 
