@@ -27,28 +27,25 @@ from turnout import (
     Evaluation,
     Experiment,
     FedAvg,
-    KNNPersonaliser,
     LocalSGD,
     Plan,
     Population,
     Privacy,
     Ragged,
-    RobustMean,
     Screening,
     Stopping,
-    StreamFedAvg,
     Task,
     Uniform,
     Unlearning,
-    adversary,
-    arriving,
-    behaviour,
-    memories,
 )
 from turnout.aggregation.rules import RULES
+from turnout.algorithms import RobustMean, StreamFedAvg
+from turnout.clients import adversary, arriving, behaviour, memories
 from turnout.config import registry
 from turnout.core import random
 from turnout.core.random import GOLDEN, bits, key, mix
+from turnout.local import KNNPersonaliser
+from turnout.local.transforms import former
 from turnout.record.detectors import DETECTORS
 from turnout.task.models import cnn_mnist, linear
 from turnout_studies.forgetting import baselines
@@ -271,7 +268,8 @@ def everything() -> Iterator[tuple[str, Callable[[Plan], Outcome]]]:
         attacked = small(adversary=foe(0.4))
         yield f"adversary {foe.__name__}", of(lambda: FedAvg(local(), turnout.Full()), population=attacked)
     for chain in TRANSFORMS:
-        yield f"transform {chain}", of(lambda c=chain: FedAvg(local(transform=c), turnout.Full()))  # type: ignore[misc]
+        work = local(modifiers=former(chain).values())
+        yield f"transform {chain}", of(lambda work=work: FedAvg(work, turnout.Full()))  # type: ignore[misc]
     noise = Privacy(noise=0.1, clip=0.1, noise_seed=1)
     yield "central noise", of(lambda: FedAvg(local(), Uniform(4)), privacy=noise)
     arrives = small().streaming(arriving.poisson(0.3), memories.Reservoir(8), fresh=[0, 1, 2, 4, 5, 7], seconds=0.2)
@@ -289,7 +287,7 @@ def forgotten(plan: Plan, retention: str) -> Outcome:
     """Two requests, the first of two clients."""
     settings = Unlearning(sigma=0.02, retention=retention, every=2, groups=[[1, 4]])
     made = trial(FedAvg(local(), turnout.Full()), plan, unlearning=settings, rounds=6)
-    sifu = turnout.SIFU(made)
+    sifu = turnout.trust.SIFU(made)
     sifu.train()
     sifu.forget([1, 4], noise_seed=2)
     result = sifu.forget([2], noise_seed=2)

@@ -65,6 +65,24 @@ def _configuration(name: str) -> Callable[..., Any]:
     return found
 
 
+def _modern(settings: Settings) -> Settings:
+    """Settings as the Turnout imported wants them: version 0.1 wrote some in another way."""
+    try:
+        found: Settings = _configuration("modernise")(settings)
+    except ImportError:
+        return settings
+    return found
+
+
+def _recorded(folder: Path) -> Settings:
+    """The settings that a run has left in its folder."""
+    try:
+        found: Settings = _configuration("read_run")(folder)
+    except ImportError:
+        found = _configuration("read")(str(folder / "config.toml"))
+    return found
+
+
 def names(kind: str) -> list[str]:
     """Return all names of a kind, `algorithm` or `sampler`."""
     found: list[str] = _part("names", "turnout.registry", "turnout.config.registry", "turnout.config")(kind)
@@ -73,7 +91,7 @@ def names(kind: str) -> list[str]:
 
 def run(settings: Settings, folder: Path, *, resume: bool = False, half: Path | None = None) -> Any:
     """Carry out a configuration in a folder; keep a copy of the folder half way."""
-    experiment, _, complete = _configuration("build")(settings)
+    experiment, _, complete = _configuration("build")(_modern(settings))
     middle, observer = (settings["run"]["rounds"] + 1) // 2, _part("Observer", "turnout")
 
     class Copy(observer):  # type: ignore[misc, valid-type]
@@ -153,7 +171,7 @@ def _record(name: str, settings: Settings) -> Digests:
 def _resume(name: str) -> Digests:
     def work(folder: Path) -> Digests:
         shutil.copytree(_half(name), folder)
-        return digests(run(_configuration("read")(str(folder / "config.toml")), folder, resume=True), folder)
+        return digests(run(_recorded(folder), folder, resume=True), folder)
 
     return _attempt(work)
 

@@ -231,7 +231,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"algorithm": {"name": "fedaverage"}}, "algorithm.name: unknown name 'fedaverage'; did you mean fedavg?"),
         ({"algorithm": {"name": "fedavg", "mu": 1}}, "algorithm.mu: unknown option; allowed: server_lr, deadline"),
         ({"algorithm": {"name": "nowhere:Mine"}}, "algorithm.name: 'nowhere:Mine' cannot be imported"),
-        ({"algorithm": {"name": f"{__name__}:net"}}, "is not a subclass of turnout.algorithms._algorithm.Algorithm"),
+        ({"algorithm": {"name": f"{__name__}:net"}}, "is not a subclass of turnout.Algorithm"),
         ({"sampler": {"name": "mdd"}}, "sampler.name: unknown name 'mdd'; did you mean md?"),
         ({"data": {"name": "quadratic"}}, "dataset: unknown name 'quadratic'; did you mean quadratics?"),
         ({"data": {"name": "quadratics", "dims": "two"}}, "data.dims: 'two' is not a whole number"),
@@ -316,7 +316,7 @@ def test_complete_settings_say_everything() -> None:
     assert set(complete) == set(config.SECTIONS)
     assert complete["local"] == {
         "lr": 0.1, "epochs": 1, "steps": None, "batch_size": 32, "batching": "epochs", "momentum": 0.0,
-        "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "transform": "",
+        "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "modifiers": [],
     }  # fmt: skip
     assert complete["algorithm"] == {
         "name": "fedavg", "server_lr": 1.0, "deadline": None, "wait_for": None, "wait_for_crashed": False, "retry": 1.0,

@@ -6,23 +6,24 @@ A distribution registers its studies in the group `turnout.studies`: a name, and
 from __future__ import annotations
 
 from turnout.core.errors import UserError, unknown
-from turnout.core.imports import registered
+from turnout.core.imports import distributions, load_registered, registered
 from turnout_studies.study import Study
 
 __all__ = ["Study", "find", "names"]
 
+_GROUP = "turnout.studies"
+
 
 def names() -> list[str]:
     """Every study that is installed."""
-    return sorted(registered("turnout.studies"))
+    return sorted(registered(_GROUP))
 
 
 def find(name: str) -> Study:
     """The study that is registered under this name."""
-    known = registered("turnout.studies")
-    if name not in known:
-        raise unknown("study", name, sorted(known))
-    study = known[name].load()
+    if name not in names():
+        raise unknown("study", name, names())
+    study = load_registered("study", _GROUP, name)
     if not isinstance(study, Study):
-        raise UserError(f"study: {name} is registered as {known[name].value}, which is not a turnout_studies.Study")
+        raise UserError(f"study: {name} of {distributions(_GROUP, name)} is not a turnout_studies.Study")
     return study

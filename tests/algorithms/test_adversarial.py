@@ -19,21 +19,9 @@ from toy_problems import EXACT, SELDOM, clients, point, simulate, steps
 
 import turnout
 from support import simulation
-from turnout import (
-    Algorithm,
-    FedAvg,
-    FedAvgRP,
-    FedProx,
-    Full,
-    LocalSGD,
-    Population,
-    Ragged,
-    Renormalised,
-    Result,
-    Task,
-    Uniform,
-)
+from turnout import Algorithm, FedAvg, FedProx, Full, LocalSGD, Population, Ragged, Result, Task, Uniform
 from turnout.aggregation.rules import bucketed
+from turnout.algorithms import FedAvgRP
 from turnout.algorithms.mifa import Mifa
 from turnout.algorithms.robust_fedavg import RobustFedAvg
 from turnout.algorithms.robust_fedprox import RobustFedProx
@@ -42,6 +30,7 @@ from turnout.clients.adversary import Adversary, LargestNorm, Random, Silence, W
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray, key, normal, permutation
 from turnout.local.sgd import ClientData, Named
+from turnout.samplers import Renormalised
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 from turnout_studies.theory.unavailability import error_floor

@@ -23,7 +23,8 @@ from torch import Tensor
 from toy_problems import clients, simulate, steps
 
 from support import local, population
-from turnout import FedAvg, Full, Local, Task, UserError
+from turnout import FedAvg, Full, Task, UserError
+from turnout.algorithms import Local
 from turnout.algorithms.apfl import APFL
 
 

@@ -25,7 +25,6 @@ from turnout import (
     Algorithm,
     AsyncFedAvg,
     Experiment,
-    FedAsync,
     FedAvg,
     FedBuff,
     FedFix,
@@ -38,6 +37,7 @@ from turnout import (
     Task,
     devices,
 )
+from turnout.algorithms import FedAsync
 from turnout.server.durations import Durations
 from turnout.server.observer import Round
 from turnout.server.participation import rates

@@ -18,7 +18,6 @@ from turnout import (
     Bernoulli,
     Crashes,
     Detection,
-    FedAsync,
     FedBuff,
     FedFix,
     Observer,
@@ -26,6 +25,7 @@ from turnout import (
     Population,
     devices,
 )
+from turnout.algorithms import FedAsync
 from turnout.core.errors import UserError
 from turnout.record.audit import Audit, Findings
 from turnout.server.durations import Durations

@@ -16,25 +16,23 @@ from support import local, mlp, population, same
 from turnout import (
     Algorithm,
     AsyncFedAvg,
-    FedAsync,
     FedAvg,
     FedBuff,
     FedFix,
     Full,
-    Local,
     LocalSGD,
     Plan,
     Policy,
     Population,
     Ragged,
     Safa,
-    SafaThesis,
     Scaffold,
     Stopping,
     Task,
     UserError,
     devices,
 )
+from turnout.algorithms import FedAsync, Local, SafaThesis
 from turnout.server.durations import Durations
 from turnout.server.participation import rates
 

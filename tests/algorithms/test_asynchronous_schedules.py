@@ -469,7 +469,7 @@ def events(schedule: Schedule) -> list[tuple[float, int, int, int]]:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "async": AsyncFedAvg(WORK),
-    "fedasync": turnout.FedAsync(WORK),
+    "fedasync": turnout.algorithms.FedAsync(WORK),
     "fedfix": FedFix(WORK, window=0.3),
     "fedbuff": FedBuff(WORK, buffer_size=3),
     "all": FedBuff(WORK, buffer_size=5),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turnout
-from turnout import Centralised, FedAvg, Full, Local, LocalSGD, Observer, Plan, Population, Task, UserError
+from turnout import FedAvg, Full, LocalSGD, Observer, Plan, Population, Task, UserError
+from turnout.algorithms import Centralised, Local
 from turnout.server.observer import Round
 from turnout.server.server import Server
 

@@ -10,7 +10,8 @@ from toy_problems import clients, simulate, steps
 
 import turnout
 from support import local, population
-from turnout import MD, FedAvg, Full, Local, Task, UserError, devices
+from turnout import MD, FedAvg, Full, Task, UserError, devices
+from turnout.algorithms import Local
 from turnout.algorithms.ditto import Ditto
 from turnout.local.pulled import DittoSGD
 

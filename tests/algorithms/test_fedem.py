@@ -16,13 +16,11 @@ from support import SIZES, conv, experiment, images, local, mlp, population, sim
 from turnout import (
     Evaluation,
     Experiment,
-    Fill,
     Full,
     LocalSGD,
     Observer,
     Plan,
     Population,
-    Renormalised,
     Result,
     Simulation,
     Stopping,
@@ -32,6 +30,7 @@ from turnout import (
 from turnout.algorithms.fedem import FedEM
 from turnout.config import config
 from turnout.local.mixture_task import MixtureTask
+from turnout.samplers import Fill, Renormalised
 from turnout.server.observer import Event
 from turnout.server.server import Server
 
@@ -193,8 +192,8 @@ def unseen_weights(steps: int) -> tuple[Result, np.ndarray]:
     people, task = opposite()
     run = FedEM(LocalSGD(1.0, batch_size=16), Full(), components=2, unseen_steps=steps)
     ended = turnout.simulate(task, people, run, 30, plan=EXACT)
-    personal = ended.server._served_by(True)
-    evaluator = ended.server._evaluators["test"]
+    personal = ended.server._measurement.personal(ended.server, True)
+    evaluator = ended.server._measurement.evaluators["test"]
     assert personal is not None
     kept = evaluator._prepared(personal, ended.model, ended.server.store, np.array([6, 7]))
     return ended, kept["weights"].numpy()
@@ -204,7 +203,7 @@ def test_one_step_of_a_client_never_seen() -> None:
     """federated-em.md O13: from equal weights, mean softmax(-L); it trains nothing, and nothing of it is kept."""
     ended, weights = unseen_weights(1)
     server = ended.server
-    personal = server._served_by(True)
+    personal = server._measurement.personal(server, True)
     assert personal is not None
     assert personal.work.num_steps(40) == 0
     for client, found in zip((6, 7), weights, strict=True):

@@ -9,7 +9,8 @@ from personal_problems import FULL, LR, START, STEPS, TASK, TRAINING, UNSEEN, as
 from torch import Tensor, nn
 
 from support import local, population
-from turnout import FedAvg, Full, Links, Local, Task, UserError
+from turnout import FedAvg, Full, Links, Task, UserError
+from turnout.algorithms import Local
 from turnout.algorithms.fedper import FedPer
 from turnout.algorithms.fedrep import FedRep
 from turnout.local.head import HeadSGD

@@ -16,20 +16,7 @@ from torch import nn
 
 import turnout
 from support import Vector, algorithm, local, mlp, population, quadratic_loss, simulation
-from turnout import (
-    Crashes,
-    FedAvg,
-    Fill,
-    Full,
-    LocalSGD,
-    Observer,
-    Plan,
-    Population,
-    Simulation,
-    Stopping,
-    Task,
-    UserError,
-)
+from turnout import Crashes, FedAvg, Full, LocalSGD, Observer, Plan, Population, Simulation, Stopping, Task, UserError
 from turnout.aggregation.encryption import key_holder
 from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedavg_rp import FedAvgRP
@@ -37,8 +24,9 @@ from turnout.algorithms.fedprof import FedProf
 from turnout.clients.quality import KINDS, Pool, degrade
 from turnout.config.options import options_of
 from turnout.core.random import FloatArray, IntArray, key, normal
+from turnout.local.modifiers import Proximal
 from turnout.local.profile import profile_of
-from turnout.local.proximal import ProximalSGD
+from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
 from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities
@@ -532,6 +520,6 @@ def test_profiles_that_are_late_are_not_waited_for() -> None:
 
 
 def test_a_work_with_options_of_its_own_can_be_profiled() -> None:
-    work = ProximalSGD.extend(local(), mu=0.1)
+    work = local().modified(Proximal(0.1))
     server, _ = run(fedprof(work), rounds=2)
     assert server.version == 2

@@ -14,8 +14,8 @@ from turnout import Crashes, FedAvg, Full, Links, Observer, Population, devices
 from turnout.algorithms.hierfavg import HierFAVG
 from turnout.core.errors import UserError
 from turnout.core.random import key, uniform
+from turnout.server.jobs import Job
 from turnout.server.server import Server
-from turnout.server.updates import Job
 
 HALF = steps(1, 0.5)  # half of the way to the client's optimum
 LATE = 100.0

@@ -22,9 +22,10 @@ from turnout.algorithms.hybridfl import HybridFL
 from turnout.clients.power import Power
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, key, normal, uniform
+from turnout.server.jobs import Job
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 from turnout.theory.slack import Counts
 
 WORK = steps(1, 1.0)

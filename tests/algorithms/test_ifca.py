@@ -9,8 +9,9 @@ from personal_problems import FULL, REFERENCE, START, TRAINING, UNSEEN, P, asser
 from torch import Tensor, nn
 
 from support import local, population
-from turnout import MD, FedAvg, Full, LocalSGD, PowerOfChoice, Task, UserError
+from turnout import MD, FedAvg, Full, LocalSGD, Task, UserError
 from turnout.algorithms.ifca import IFCA
+from turnout.samplers import PowerOfChoice
 
 
 def best(models: Tensor, client: int) -> int:

@@ -46,7 +46,7 @@ def trained(
 
 
 def memories(server: turnout.Simulation, part: str = "test") -> Named:
-    evaluator, personal = server._evaluators[part], server._served_by(False)
+    evaluator, personal = server._measurement.evaluators[part], server._measurement.personal(server, False)
     assert personal is not None
     return evaluator._prepared(personal, server.model, server.store, evaluator.clients)
 
@@ -298,7 +298,7 @@ def test_dropout_is_off_in_memories() -> None:
     task = Task(lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)), seed=3)
     server = trained(KNNPer(local(), turnout.Full()), task=task)
     keys = server.task.features(server.model, server.cohort.inputs[server.population.train.row(1)], "0")
-    clients = server._evaluators["test"].clients
+    clients = server._measurement.evaluators["test"].clients
     torch.testing.assert_close(memories(server)["keys"][int(np.flatnonzero(clients == 1)[0])][: len(keys)], keys)
 
 

@@ -11,20 +11,8 @@ from toy_problems import EXAMPLE_A, clients, simulate, steps
 
 import turnout
 from support import SIZES, Windowed, experiment, mlp, population
-from turnout import (
-    FedAvg,
-    FedNova,
-    Full,
-    LocalSGD,
-    Mifa,
-    Plan,
-    RobustMomentum,
-    Scaffold,
-    Server,
-    Task,
-    UserError,
-    devices,
-)
+from turnout import FedAvg, Full, LocalSGD, Plan, Scaffold, Server, Task, UserError, devices
+from turnout.algorithms import FedNova, Mifa, RobustMomentum
 from turnout.clients.adversary import Silence
 from turnout.server.updates import Updates
 

@@ -14,9 +14,11 @@ from toy_problems import EXACT, SELDOM, clients, point, steps
 
 import turnout
 from support import local, population
-from turnout import MD, Full, Local, Observer, PowerOfChoice, Server, Task, UserError
+from turnout import MD, Full, Observer, Server, Task, UserError
+from turnout.algorithms import Local
 from turnout.algorithms.mocha import Mocha, relation
 from turnout.core.random import key, normal
+from turnout.samplers import PowerOfChoice
 from turnout.server.observer import Round
 
 EPSILON, PENALTY = 1e-3, 0.05

@@ -10,7 +10,8 @@ from torch import Tensor
 from toy_problems import clients, fixed_point, simulate, steps
 
 from support import local, population
-from turnout import Full, Local, Task, UserError
+from turnout import Full, Task, UserError
+from turnout.algorithms import Local
 from turnout.algorithms.pfedme import PFedMe
 
 C = np.array([0.0, 1.0, 5.0])

@@ -24,21 +24,19 @@ from turnout import (
     Crashes,
     Experiment,
     FedAvg,
-    FedCS,
-    Fill,
     Full,
-    Local,
     LocalSGD,
     Population,
     Ragged,
     Safa,
-    SafaThesis,
     Stopping,
     Task,
     Uniform,
     devices,
 )
+from turnout.algorithms import FedCS, Local, SafaThesis
 from turnout.core.errors import UserError
+from turnout.samplers import Fill
 from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server

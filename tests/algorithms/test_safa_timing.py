@@ -19,30 +19,19 @@ from numpy.typing import ArrayLike, NDArray
 from toy_problems import clients, simulate, steps
 
 import turnout
-from turnout import (
-    Algorithm,
-    Crashes,
-    FedAvg,
-    FedCS,
-    Fill,
-    Full,
-    Links,
-    LocalSGD,
-    Population,
-    Safa,
-    SafaThesis,
-    devices,
-)
+from turnout import Algorithm, Crashes, FedAvg, Full, Links, LocalSGD, Population, Safa, devices
+from turnout.algorithms import FedCS, SafaThesis
 from turnout.algorithms.safa_thesis import cfcfm
 from turnout.core.errors import UserError
 from turnout.data.dataset import Dataset
 from turnout.record.efficiency import Efficiency
 from turnout.record.history import History
+from turnout.samplers import Fill
 from turnout.sampling.uniform import Uniform
 from turnout.server.durations import Durations
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
-from turnout.server.updates import Job
 from turnout_studies.worlds.safa import MODEL_BYTES, TASKS
 
 FloatArray = NDArray[np.float64]

@@ -7,7 +7,8 @@ import torch
 from toy_problems import clients, simulate, steps
 
 import turnout
-from turnout import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Full, LocalSGD, Plan, Task, Uniform, UserError
+from turnout import FedAdam, FedAvg, Full, LocalSGD, Plan, Task, Uniform, UserError
+from turnout.algorithms import FedAdagrad, FedAvgM, FedYogi
 
 # One client with its optimum at 1 and one local step of rate 1/2: change = (1 - theta) / 2.
 # server_lr = .1, beta1 = .5 (Adagrad 0), beta2 = .75, tau = .1; m starts at 0, v at tau^2 = .01.

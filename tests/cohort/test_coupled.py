@@ -18,7 +18,8 @@ from support import SIZES, images, population
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.core.random import key, uniform
 from turnout.engine.train import Cohort, Jobs
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
+from turnout.task.task import LOSSES
 
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
 
@@ -110,10 +111,10 @@ def test_a_batch_is_a_clients_own(case: str, engine: str) -> None:
     task, clients = cohort.task, np.arange(len(SIZES))
     assert bool(task.coupled) == (case != "a mean")
     models, keys = torch.stack([task.initial * (1 + 0.3 * version) for version in range(3)]), key(9, "test", clients)
-    for work in (WORK, ProximalSGD(0.1, epochs=2, batch_size=4, mu=0.5, momentum=0.5)):
+    for work in (WORK, LocalSGD(0.1, epochs=2, batch_size=4, momentum=0.5, modifiers=(Proximal(0.5),))):
         trained = cohort.train(Jobs(work, keys, models, clients % 3, people.train, {}, {}))
         for i, steps in enumerate(work.num_steps(people.train.counts).tolist()):
-            mine, mu = people.train.row(i), getattr(work, "mu", 0.0)
+            mine, mu = people.train.row(i), work.pull
             samples, module = (cohort.inputs[mine], cohort.targets[mine]), task.module.requires_grad_(True)
             start, own = models[i % 3], int(keys[i])
             expected = plain.train(task, module, start, *samples, steps, own, 0.1, 4, work.momentum, mu=mu)
@@ -188,7 +189,7 @@ def test_concordance_by_hand() -> None:
     assert float(harrell(torch.tensor([[4.0], [3], [1], [2]]), targets)) == 0.75
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg, turnout.Local, turnout.FedPer])
+@pytest.mark.parametrize("algorithm", [FedAvg, turnout.algorithms.Local, turnout.algorithms.FedPer])
 @pytest.mark.parametrize("loss", [cox, "mse"])
 def test_a_client_is_measured_on_all_its_samples_at_once(
     algorithm: Callable[..., turnout.Algorithm], loss: str | Callable[[Tensor, Tensor], Tensor]
@@ -239,13 +240,13 @@ def test_what_needs_the_loss_of_single_samples_is_refused() -> None:
     people = survival(population())
     plain_task = Task(flat(1), cox)
     with pytest.raises(UserError, match="a mixture weighs the losses of single samples, and the loss looks at"):
-        turnout.simulate(plain_task, people, turnout.FedEM(WORK, Full(), components=2, outputs="values"), 1)
+        turnout.simulate(plain_task, people, turnout.algorithms.FedEM(WORK, Full(), components=2, outputs="values"), 1)
     samples = people.inputs[:40], people.targets[:40]
     with pytest.raises(UserError, match="it compares the losses of single samples, and the loss looks at"):
-        turnout.three_way(plain_task, plain_task.initial, samples, samples)
+        turnout.trust.three_way(plain_task, plain_task.initial, samples, samples)
 
 
-@pytest.mark.parametrize("name", turnout.task.task.LOSSES)
+@pytest.mark.parametrize("name", LOSSES)
 def test_no_loss_of_ours_is_coupled(name: str) -> None:
     """From any model, also one that gives the same for all samples."""
     targets = torch.arange(90) % 3 if name in ("cross_entropy", "nll") else torch.randn(90, 3)

@@ -48,9 +48,9 @@ def test_clients_without_test_samples_do_not_count() -> None:
 def test_a_panel_is_fixed_and_its_evaluation_touches_only_its_samples() -> None:
     server = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
     again = simulation(turnout.FedAvg(local()), evaluation=Evaluation(clients=3))
-    panel = server._evaluators["train"].clients
+    panel = server._measurement.evaluators["train"].clients
     assert len(panel) == 3
-    assert panel.tolist() == again._evaluators["train"].clients.tolist()
+    assert panel.tolist() == again._measurement.evaluators["train"].clients.tolist()
     rows = [server.population.train.row(i) for i in panel]
     losses = [float(server.task.losses(server.model, *_of(server, r)).mean()) for r in rows]
     weights = [len(r) for r in rows]
@@ -87,7 +87,7 @@ def test_on_a_schedule_by_virtual_seconds() -> None:
 
 
 def test_personal_models_are_evaluated_each_on_its_own_client() -> None:
-    server = simulation(turnout.Local(local()), stopping=Stopping(rounds=3))
+    server = simulation(turnout.algorithms.Local(local()), stopping=Stopping(rounds=3))
     server.run()
     predictor = server.algorithm.predictor()
     assert predictor is not None
@@ -123,7 +123,7 @@ def _tuned(server: turnout.Simulation, client: int, lr: float) -> torch.Tensor:
 def test_clients_adapt_before_they_are_evaluated_and_keep_nothing() -> None:
     work = LocalSGD(lr=0.5, batching="full")
     people = population(joined_at=np.array([0.0] * 6 + [np.inf] * 2))
-    server = simulation(turnout.FedAvgPlus(work, turnout.Full()), people, stopping=Stopping(rounds=3))
+    server = simulation(turnout.algorithms.FedAvgPlus(work, turnout.Full()), people, stopping=Stopping(rounds=3))
     server.run()
     losses = [
         float(server.task.losses(_tuned(server, i, 0.5), *_of(server, people.train.row(i))).mean())
@@ -141,7 +141,8 @@ def test_clients_adapt_before_they_are_evaluated_and_keep_nothing() -> None:
 
 def test_clients_adapt_at_the_learning_rate_of_jobs_from_that_version() -> None:
     server = simulation(
-        turnout.FedAvgPlus(LocalSGD(lr=0.5, batching="full", lr_decay=0.5), turnout.Full()), stopping=Stopping(rounds=3)
+        turnout.algorithms.FedAvgPlus(LocalSGD(lr=0.5, batching="full", lr_decay=0.5), turnout.Full()),
+        stopping=Stopping(rounds=3),
     )
     server.run()
     tuned = [_tuned(server, i, 0.5 * 0.5**3) for i in range(len(SIZES))]

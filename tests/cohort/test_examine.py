@@ -210,7 +210,7 @@ def _branches(self: Around, x: Tensor) -> Tensor:
     return torch.stack([self.dropout(row) * 2 if row.sum() > 0 else row for row in x])
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg, turnout.FedPer, turnout.KNNPer])
+@pytest.mark.parametrize("algorithm", [FedAvg, turnout.algorithms.FedPer, turnout.algorithms.KNNPer])
 def test_control_flow_that_depends_on_data(algorithm: Callable[..., turnout.Algorithm]) -> None:
     """Nobody can be mapped: one client after another, training and evaluation, whichever engine was asked for."""
     models = []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from turnout.local.proximal import ProximalSGD
 from typer.testing import CliRunner
 
 import turnout
@@ -22,7 +23,6 @@ from turnout.engine.paths import Path as Choice
 from turnout.engine.train import Cohort
 from turnout.engine.trial import Trial
 from turnout.local.own import OwnModelSGD
-from turnout.local.proximal import ProximalSGD
 from turnout.record.run_folder import damage
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import turnout
 from oracle import plain
 from support import local, mlp, population
-from turnout import Algorithm, Experiment, FedAvg, Full, Local, LocalSGD, Plan, Stopping, Task
+from turnout import Algorithm, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task
+from turnout.algorithms import Local
 from turnout.algorithms.dpasgd import DPASGD
 from turnout.clients.population import Population
 from turnout.config import config

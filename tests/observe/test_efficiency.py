@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 import turnout
 from support import local, mlp, population
-from turnout import Algorithm, Crashes, Experiment, FedAvg, Full, Links, Plan, Population, Safa, SafaThesis, devices
+from turnout import Algorithm, Crashes, Experiment, FedAvg, Full, Links, Plan, Population, Safa, devices
+from turnout.algorithms import SafaThesis
 from turnout.record.efficiency import Efficiency
 from turnout.record.history import History
 from turnout.sampling._sampler import Selection
@@ -117,7 +118,7 @@ def test_what_is_missing_is_a_share_of_what_was_asked() -> None:
 
 def test_fedavg_that_invites_some() -> None:
     """Two of four: SR and EUR are shares of the population, not of the invited."""
-    found, _ = measure(FedAvg(WORK, turnout.Fill(2)), people([1.0] * 4), 3)
+    found, _ = measure(FedAvg(WORK, turnout.samplers.Fill(2)), people([1.0] * 4), 3)
     assert (found["sync_ratio"], found["eur"], found["work_assigned"]) == (0.5, 0.5, 6.0)
 
 

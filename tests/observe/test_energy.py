@@ -11,20 +11,8 @@ import pytest
 
 import turnout
 from support import local, mlp, population
-from turnout import (
-    Algorithm,
-    Centralised,
-    Crashes,
-    FedAvg,
-    Full,
-    Links,
-    LocalSGD,
-    Plan,
-    Population,
-    Server,
-    Task,
-    devices,
-)
+from turnout import Algorithm, Crashes, FedAvg, Full, Links, LocalSGD, Plan, Population, Server, Task, devices
+from turnout.algorithms import Centralised
 from turnout.clients.power import Power
 from turnout.server.updates import Updates
 

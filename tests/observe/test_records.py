@@ -30,9 +30,10 @@ from turnout import (
 from turnout.record.audit import Audit, Findings
 from turnout.record.history import History, Table
 from turnout.record.progress import duration
+from turnout.server.jobs import Job
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 
 WORLD: dict[str, Any] = {
     "devices": devices.lognormal(0.5, 0.7),

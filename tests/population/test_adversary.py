@@ -21,10 +21,11 @@ from turnout.clients.adversary import Adversary, LargestNorm, Random, Room, Sile
 from turnout.config import config
 from turnout.core.random import FloatArray, IntArray, key, normal
 from turnout.engine.blocks import Block
+from turnout.server.jobs import Job
 from turnout.server.observer import Event, Observer, Round
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 from turnout_studies.theory.unavailability import selection_bias
 
 EVERYBODY = list(range(len(SIZES)))
@@ -292,7 +293,7 @@ def test_it_is_in_the_record() -> None:
 
 def test_reports_pass() -> None:
     """Power of choice: the candidates' losses come in; those who then train are silenced. K counts updates only."""
-    algorithm = FedAvg(local(), turnout.PowerOfChoice(4, candidates=8))
+    algorithm = FedAvg(local(), turnout.samplers.PowerOfChoice(4, candidates=8))
     task = turnout.Task(lambda: torch.nn.Linear(5, 3), seed=1)
     result = turnout.simulate(task, population((4,) * 8, adversary=Random(0.5)), algorithm, 3)
     assert result.rounds()["arrived"].tolist() == [0, 10, 10, 10]
@@ -320,7 +321,7 @@ def test_nothing_is_trained_for_an_adversary_who_may_silence_nobody() -> None:
 
 
 def test_held_updates_are_seen_too() -> None:
-    algorithm = FedAvg(local(), turnout.Optimal(3))
+    algorithm = FedAvg(local(), turnout.samplers.Optimal(3))
     watch, _ = watched(WorstCase(0.3), 4, algorithm=algorithm)
     assert len(watch.silenced) == 4
 

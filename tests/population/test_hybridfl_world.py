@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import turnout
-from turnout import Crashes, FedAvg, Fill, Population, Ragged
+from turnout import Crashes, FedAvg, Population, Ragged
 from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.hierfavg import HierFAVG
 from turnout.algorithms.hybridfl import HybridFL
@@ -18,6 +18,7 @@ from turnout.clients.power import Power
 from turnout.clients.regions import deal
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
+from turnout.samplers import Fill
 from turnout.server.durations import Durations
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server

@@ -14,20 +14,8 @@ from torch import nn
 
 import turnout
 from support import SIZES, local, mlp, population
-from turnout import (
-    Evaluation,
-    Experiment,
-    FedAvg,
-    FedEM,
-    Full,
-    LocalSGD,
-    Plan,
-    Population,
-    Ragged,
-    Stopping,
-    Task,
-    UserError,
-)
+from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Stopping, Task, UserError
+from turnout.algorithms import FedEM
 from turnout.algorithms.werm import WERM
 from turnout.clients import arriving, memories
 from turnout.config import config

@@ -95,7 +95,7 @@ def test_the_pooled_weight_is_pooled_erm() -> None:
     w = 1 - held / sum(SIZES)
     algorithm = WERM(STEP, Full(), train_weight=w, reference_clients=[4, 0, 6])
     ours = turnout.simulate(Task(mlp, seed=3), population(), algorithm, 4, plan=EXACT)
-    pooled = turnout.simulate(Task(mlp, seed=3), population(), turnout.Centralised(STEP), 4, plan=EXACT)
+    pooled = turnout.simulate(Task(mlp, seed=3), population(), turnout.algorithms.Centralised(STEP), 4, plan=EXACT)
     assert ours.model.numpy() == pytest.approx(pooled.model.numpy(), abs=1e-12)
     skewed = WERM(STEP, Full(), train_weight=w / 2, reference_clients=[4, 0, 6])
     other = turnout.simulate(Task(mlp, seed=3), population(), skewed, 4, plan=EXACT)

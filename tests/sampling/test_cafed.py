@@ -424,7 +424,7 @@ def test_who_has_left_has_no_say_in_the_mean() -> None:
     assert sampler.gaps(np.arange(4))[3] == 1.0
 
 
-@pytest.mark.parametrize("sampler", [CAFed(), turnout.PowerOfChoice(2, candidates=4)])
+@pytest.mark.parametrize("sampler", [CAFed(), turnout.samplers.PowerOfChoice(2, candidates=4)])
 def test_reports_are_not_waited_for_beyond_the_deadline(sampler: Sampler) -> None:
     """Half of the jobs die, and nobody learns of it: only a deadline ends the wait."""
     people = replace(population([0.25] * 4), crashes=turnout.Crashes(0.5), detection=turnout.Detection("none"))

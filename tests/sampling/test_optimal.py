@@ -7,8 +7,10 @@ import pytest
 from small_server import EXAMPLE_A, near, population, task
 
 import turnout
-from turnout import Evaluation, FedAvg, Links, Local, LocalSGD, Observer, Optimal, Plan, UserError
+from turnout import Evaluation, FedAvg, Links, LocalSGD, Observer, Plan, UserError
+from turnout.algorithms import Local
 from turnout.core.random import FloatArray
+from turnout.samplers import Optimal
 from turnout.server.observer import Round
 
 WORK = LocalSGD(0.5, steps=1, batching="full")

@@ -7,7 +7,8 @@ import pytest
 from small_server import EXAMPLE_A, population, server_of, task
 
 import turnout
-from turnout import Bernoulli, FedAvg, LocalSGD, Plan, PowerOfChoice, UserError
+from turnout import Bernoulli, FedAvg, LocalSGD, Plan, UserError
+from turnout.samplers import PowerOfChoice
 from turnout.sampling._statistics import statistics
 
 WORK = LocalSGD(0.5, steps=1, batching="full")

@@ -303,8 +303,8 @@ def test_o7_o8_where_training_leads(name: str, expected: float) -> None:
     """Optima 0 and 1, online 0.9 and 0.1 of the rounds: q = alpha leads to sum p c = 0.1, q = alpha / pi to 0.5."""
     people = population([0.5, 0.5], [0.0, 1.0], Bernoulli(np.array([0.9, 0.1])))
     algorithm = Decaying(LocalSGD(0.4, steps=1, batching="full"), registry.find("sampler", name)())
-    options = {"plan": EXACT, "evaluation": turnout.Evaluation(rounds=None)}
-    result = turnout.simulate(task(), people, algorithm, 600, seed=2, **options)
+    never = turnout.Evaluation(rounds=None)
+    result = turnout.simulate(task(), people, algorithm, 600, seed=2, plan=EXACT, evaluation=never)
     assert float(result.model[0]) == pytest.approx(expected, abs=0.08)
 
 

@@ -7,8 +7,9 @@ import pytest
 from small_server import EXAMPLE_A, drawn_law, near, population, sample, server_of, task, weights_of
 
 import turnout
-from turnout import MD, Bernoulli, FedAvg, Fill, Full, LocalSGD, Plan, Renormalised, Uniform, UserError
+from turnout import MD, Bernoulli, FedAvg, Full, LocalSGD, Plan, Uniform, UserError
 from turnout.core import random
+from turnout.samplers import Fill, Renormalised
 from turnout.sampling._sampler import Sampler, Selection, Subset
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server

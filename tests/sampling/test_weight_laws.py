@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from small_server import EXAMPLE_A, EXAMPLE_B, FloatArray, Law, drawn_law, exact_law, near, server_of
 
-from turnout import MD, Fill, Full, Renormalised, Uniform
+from turnout import MD, Full, Uniform
+from turnout.samplers import Fill, Renormalised
 from turnout.sampling._sampler import Sampler
 
 SIX = (0.3, 0.25, 0.2, 0.1, 0.1, 0.05)

@@ -23,8 +23,8 @@ from turnout.record.audit import Audit
 from turnout.record.efficiency import Efficiency
 from turnout.record.energy import Energy
 from turnout.record.history import History
+from turnout.server.jobs import Crew, Job, together
 from turnout.server.observer import Round
-from turnout.server.updates import Crew, Job, together
 
 DELAYS = [5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 4.0, 6.0, 0.5]
 EVERYBODY = list(range(len(DELAYS)))
@@ -118,7 +118,7 @@ def test_a_table_keeps_nothing_but_its_rows() -> None:
     for _ in range(2):
         s.invite(EVERYBODY, work)
         s.step(s.wait(), np.full(len(DELAYS), 0.1))
-        s._close_round()
+        s._rounds.close(s)
     assert history.jobs is not None
     assert s._dispatch._of_last is not None
     kept = weakref.ref(s._dispatch._of_last.seconds)
@@ -276,7 +276,7 @@ def test_what_counted_before_a_checkpoint_is_in_the_record() -> None:
     again.load(facts, tensors)
     for one in (s, again):
         one.observers = [History()]
-        one._open = True
+        one._rounds.open = True
         next(one.rounds())
     first, second = (one.observers[0].jobs.read() for one in (s, again))  # type: ignore[attr-defined]
     assert len(first["client"]) == len(DELAYS)
@@ -290,13 +290,13 @@ def test_a_history_keeps_no_models() -> None:
     for _ in range(3):
         s.invite(EVERYBODY, work)
         s.step(s.wait(), np.full(len(DELAYS), 0.1))
-        s._close_round()
+        s._rounds.close(s)
         received = weakref.ref(s.model)  # by the next crew
     gc.collect()
     assert received() is not None
     s.invite(EVERYBODY, work)
     s.step(s.wait(), np.full(len(DELAYS), 0.1))
-    s._close_round()
+    s._rounds.close(s)
     gc.collect()
     assert received() is None
 
@@ -324,7 +324,7 @@ def test_it_shares_no_array_with_anybody() -> None:
             if meddle:
                 weights[:] = 0
             ids[:] = EVERYBODY
-            s._close_round()
+            s._rounds.close(s)
         assert history.jobs is not None
         return s.model, history.jobs.read(), audit.findings.as_dict()
 
@@ -344,10 +344,10 @@ def test_a_record_that_is_changed_later_changes_no_table() -> None:
             record.weights[:], record.staleness[:] = 9, 9
 
     s.observers = [history, Meddling()]
-    s._close_round()  # of the first step
+    s._rounds.close(s)  # of the first step
     s.invite(EVERYBODY, work)
     s.step(s.wait(), np.full(len(DELAYS), 0.1))
-    s._close_round()
+    s._rounds.close(s)
     copied = copy.deepcopy(history)
     for one in (history, copied, pickle.loads(pickle.dumps(history))):
         assert one.jobs is not None

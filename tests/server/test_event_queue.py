@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -17,7 +16,8 @@ import turnout
 from support import Idle, experiment, local, population, same, simulation
 from turnout import FedAvg, FedBuff, Observer, Uniform, devices
 from turnout.record import audit
-from turnout.server.updates import Job
+from turnout.server.flight import Queue
+from turnout.server.jobs import Job
 
 
 class Watching(Observer):
@@ -63,18 +63,18 @@ def test_looking_at_every_arrival_changes_nothing(name: str) -> None:
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 25) | st.none()), max_size=8),
 )
 def test_the_first_events_whatever_is_asked_for(events: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
-    server = simulation(Idle())
-    left = sorted((tick, client, 0) for tick, client in events)
-    server._events = list(left)
-    heapq.heapify(server._events)
+    queue, left = Queue(), sorted((tick, client, 0) for tick, client in events)
+    for tick, client in events:
+        queue.add([(tick, client, 0)])
     for most, close in asked:
         if not left:
             break
         due = [event for event in left if close is None or event[0] <= close][:most]
-        assert server._first_events(most, close) == due
+        assert queue.due(close) == bool(due)
+        assert queue.take(most, close) == due
         left = left[len(due) :]
-    assert sorted(server._events) == left
-    assert all(server._events[(n - 1) // 2] <= event for n, event in enumerate(server._events) if n)  # a heap
+    assert sorted(queue._heap) == left
+    assert all(queue._heap[(n - 1) // 2] <= event for n, event in enumerate(queue._heap) if n)
 
 
 def test_a_wait_ends_with_the_last_who_is_awaited() -> None:
@@ -98,7 +98,7 @@ def test_a_job_is_the_same_the_second_time_its_work_is_asked_for() -> None:
         found += server._in_flight.values()
         begun = found[0].sent_at
         server._leave_flight(list(found))
-        server._events.clear()
+        server._flight.queue.take(len(found), None)
         for job in found:
             job.sent_at, job.starts_at, job.ends_at = job.sent_at - begun, job.starts_at - begun, job.ends_at - begun
     for one, two in zip(first, second, strict=True):

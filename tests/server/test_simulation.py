@@ -300,7 +300,7 @@ def test_cancel_costs_pro_rata() -> None:
     s.cancel([0, 1])
     s.cancel([1])  # nothing left to cancel
     s.step(s.wait(), [])
-    record = [job for jobs in s._ended for job in jobs]
+    record = [job for jobs in s._rounds.ended for job in jobs]
     assert [job.outcome for job in record] == ["cancelled"] * 3
     assert record[0].seconds == (0.5, 0.0, 0.0)
     assert record[0].bytes == (62_500, 0)

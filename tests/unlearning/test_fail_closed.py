@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import turnout
-from support import experiment, population
+from support import chained, experiment, population
 from turnout import Evaluation, Experiment, FedAvg, FedProx, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.config import registry
 from turnout.record import signed as log
@@ -116,7 +116,7 @@ def test_so_does_whatever_does_not_say_that_it_does_not_look() -> None:
     assert not blind(FedAvg(local, Full()), observers=[Weigher()])
     assert blind(FedAvg(local, Full()), screening=Screening(response="exclude", confirmed=[1]))
     assert not blind(FedAvg(local, Full()), screening=Screening(response="exclude", automatic=True))
-    silenced = population((3, 7, 8, 1, 5), test=None, adversary=turnout.adversary.LargestNorm(0.3))
+    silenced = population((3, 7, 8, 1, 5), test=None, adversary=turnout.clients.adversary.LargestNorm(0.3))
     assert not blind(FedAvg(local, Full()), silenced)
     for name in ("fedprof", "clustered_fl", "ifca"):
         plan = experiment(name, 2, evaluation=Evaluation(rounds=1000), unlearning=Unlearning())
@@ -128,7 +128,7 @@ def test_so_does_whatever_does_not_say_that_it_does_not_look() -> None:
 
 
 def test_the_certificate_says_so(tmp_path: Path) -> None:
-    similar = {"method": FedAvg(LocalSGD(0.1, steps=2, batching="full"), turnout.ClusteredSimilarity(2))}
+    similar = {"method": FedAvg(LocalSGD(0.1, steps=2, batching="full"), turnout.samplers.ClusteredSimilarity(2))}
     for name, options in (("full", {}), ("similar", similar)):
         folder = run_in(tmp_path / name, sigma=1.0, **options)
         certificate = forgotten(folder, [1], sigma=1.0, **options)
@@ -150,7 +150,7 @@ def test_local_work_that_the_proof_does_not_know() -> None:
         (FedProx(local, Full(), mu=0.5), True, True), (FedProx(local, Full(), mu=3.0), True, False),
         (FedAvg(replace(local, weight_decay=3.0), Full()), True, False),
         (FedAvg(Sharp(0.1, steps=2), Full()), False, True),
-        (FedAvg(replace(local, transform="quantise:8"), Full()), False, True),
+        (FedAvg(replace(local, modifiers=chained("quantise:8")), Full()), False, True),
     ):  # fmt: skip
         tracked = turnout.execute(made(method, 1, smoothness=19.0)).sensitivity
         assert tracked is not None
@@ -333,7 +333,7 @@ def test_a_client_that_never_took_part(tmp_path: Path) -> None:
     assert sifu.forget([absent]) is last
     assert sifu.branches.forgotten == [absent]
     # where data decided who was asked, nobody is known to be absent
-    looked = SIFU(made(FedAvg(method.local, turnout.PowerOfChoice(1, candidates=2)), 2))
+    looked = SIFU(made(FedAvg(method.local, turnout.samplers.PowerOfChoice(1, candidates=2)), 2))
     looked.train()
     assert all(looked.branches.took_part(client) for client in range(5))
 

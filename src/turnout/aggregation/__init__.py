@@ -1,0 +1,5 @@
+"""How updates are combined: rules, server optimisers, staleness."""
+
+from turnout.core.lazy import lazily
+
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -1,7 +1,7 @@
 """Server optimisers: what is done with the aggregated difference.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021 (Adagrad, Adam, Yogi without bias correction, as printed);
-Hsu, Qi and Brown, 2019 (server momentum). `Gradient` with rate 1 is plain FedAvg.
+Hsu, Qi and Brown, 2019 (server momentum). `Step` with rate 1 is plain FedAvg.
 """
 
 from __future__ import annotations
@@ -11,25 +11,32 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from turnout.core.errors import UserError
+from turnout.core.errors import UserError, check_positive
 from turnout.core.memory import room_like
 
 
 @dataclass
-class Gradient:
+class Step:
     """`model <- model + lr * change`."""
 
-    lr: float = 1.0
+    lr: float = 1.0  # how far the server goes along the aggregated difference
+
+    def __post_init__(self) -> None:
+        check_positive("optimiser.lr", self.lr)
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         return torch.add(model, change, alpha=self.lr, out=room_like(model))
 
 
 @dataclass
-class Projected(Gradient):
+class Projected(Step):
     """The same, then back to the ball of that radius around 0."""
 
-    radius: float = float("inf")
+    radius: float = field(kw_only=True)  # of the ball around 0 that the model stays in
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("optimiser.radius", self.radius)
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         moved = super().step(model, change)
@@ -38,10 +45,10 @@ class Projected(Gradient):
 
 
 @dataclass
-class Momentum(Gradient):
+class Momentum(Step):
     """`v <- beta v + change; model <- model + lr v`."""
 
-    beta: float = 0.9
+    beta: float = 0.9  # share of its speed that the model keeps
     velocity: Tensor | None = field(default=None, init=False)
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
@@ -50,33 +57,70 @@ class Momentum(Gradient):
 
 
 @dataclass
-class Adaptive(Gradient):
-    """`m <- beta1 m + (1 - beta1) change; model <- model + lr m / (sqrt(v) + tau)`; `second` says how v grows."""
+class Adaptive(Step):
+    """`m <- beta1 m + (1 - beta1) change; model <- model + lr m / (sqrt(v) + tau)`; a subclass says how v grows."""
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    second: str = "adam"
+    lr: float = 0.01  # how far the server goes
+    beta1: float = 0.9  # share that the mean of the changes keeps
+    tau: float = 1e-3  # what keeps the denominator from 0
     mean: Tensor | None = field(default=None, init=False)
     variance: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"algorithm.{name}: {getattr(self, name)} must be from 0 to 1")
+            if not 0 <= getattr(self, name, 1) <= 1:
+                raise UserError(f"optimiser.{name}: {getattr(self, name)} must be from 0 to 1")
         if not 0 < self.tau <= 1e18:
-            raise UserError(f"algorithm.tau: {self.tau} must be above 0 and at most 1e18")
+            raise UserError(f"optimiser.tau: {self.tau} must be above 0 and at most 1e18")
+
+    def grown(self, v: Tensor, square: Tensor) -> Tensor:
+        """`[P]` v after a change of these squares."""
+        raise NotImplementedError
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         mean = torch.zeros_like(model) if self.mean is None else self.mean
         v = torch.full_like(model, self.tau**2) if self.variance is None else self.variance
-        square = change.square()
         self.mean = mean.mul(self.beta1).add(change, alpha=1 - self.beta1)
-        if self.second == "adagrad":
-            v = v + square
-        elif self.second == "adam":
-            v = v.mul(self.beta2).add(square, alpha=1 - self.beta2)
-        else:  # yogi
-            v = v - (1 - self.beta2) * square * torch.sign(v - square)
-        self.variance = v
-        return super().step(model, self.mean / (v.sqrt() + self.tau))
+        self.variance = self.grown(v, change.square())
+        return super().step(model, self.mean / (self.variance.sqrt() + self.tau))
+
+
+@dataclass
+class Adam(Adaptive):
+    """`v <- beta2 v + (1 - beta2) change^2`, without bias correction, as printed."""
+
+    beta2: float = 0.99  # share that the mean of the squared changes keeps
+
+    def grown(self, v: Tensor, square: Tensor) -> Tensor:
+        return v.mul(self.beta2).add(square, alpha=1 - self.beta2)
+
+
+@dataclass
+class Yogi(Adaptive):
+    """`v <- v - (1 - beta2) change^2 sign(v - change^2)`."""
+
+    beta2: float = 0.99  # share that the mean of the squared changes keeps
+
+    def grown(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+@dataclass
+class Adagrad(Adaptive):
+    """`v <- v + change^2`: no first moment unless `beta1` is given, and nothing is forgotten."""
+
+    beta1: float = 0.0  # share that the mean of the changes keeps
+
+    def grown(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+OPTIMISERS: dict[str, type[Step]] = {
+    "step": Step,
+    "projected": Projected,
+    "momentum": Momentum,
+    "adam": Adam,
+    "yogi": Yogi,
+    "adagrad": Adagrad,
+}

@@ -15,12 +15,14 @@ liar that may claim a large weight is stronger by that; equal weights give the r
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from turnout.core.errors import UserError, check_positive
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
 
@@ -94,18 +96,6 @@ def geometric_median(rows: Tensor, weights: Tensor, smoothing: float = 1e-6, ite
     return centre
 
 
-RULES: dict[str, Callable[..., Tensor]] = {
-    "mean": mean,
-    "coordinate_median": coordinate_median,
-    "trimmed_mean": trimmed_mean,
-    "krum": krum,
-    "multi_krum": multi_krum,
-    "norm_clipping": norm_clipping,
-    "centred_clipping": centred_clipping,
-    "geometric_median": geometric_median,
-}
-
-
 def bucketed(rows: Tensor, weights: Tensor, buckets: int, key: IntArray) -> tuple[Tensor, Tensor]:
     """The rows dealt at random into `buckets` of equal size (up to one row): their weighted means, and the sums of
     their weights."""
@@ -141,3 +131,134 @@ def _by_columns(function: Callable[[Tensor, Tensor], Tensor], rows: Tensor, weig
             order = part.argsort(dim=0) if part.is_cuda else torch.from_numpy(np.argsort(part.numpy(), axis=0))
             parts.append(function(part.gather(0, order), weights[order]))
     return torch.cat(parts)
+
+
+# -- rules as parts of a method ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Make one row of many: what takes the place of the weighted sum. With `buckets` a rule sees the means of that many
+    random buckets, whose rows differ less (Karimireddy, He, Jaggi, ICLR 2022)."""
+
+    buckets: int = field(default=0, kw_only=True)  # random groups whose means the rule sees; 0: every update by itself
+
+    def __post_init__(self) -> None:
+        for name in ("buckets", "liars"):
+            if getattr(self, name, 0) < 0:
+                raise UserError(f"rule.{name}: {getattr(self, name)} must be at least 0")
+        for name in ("keep", "radius", "iterations"):
+            check_positive(f"rule.{name}", getattr(self, name, None))
+
+    def __call__(self, rows: Tensor, weights: Tensor, last: Tensor, key: IntArray) -> Tensor:
+        """`[P]` of rows `[k, P]` and weights `[k]` that sum to 1; `last` is the result before, `key` deals buckets."""
+        if self.buckets:
+            rows, weights = bucketed(rows, weights, min(self.buckets, len(rows)), key)
+        return self.of(rows, weights, last)
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        """`[P]` the rule itself."""
+        raise NotImplementedError
+
+    def too_few(self, rows: int) -> str | None:
+        """Say what so many rows are too few for, where they are."""
+        return None
+
+
+@dataclass(frozen=True)
+class Mean(Rule):
+    """The weighted mean: what every method has without a rule."""
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return mean(rows, weights)
+
+
+@dataclass(frozen=True)
+class CoordinateMedian(Rule):
+    """The weighted median of every coordinate (Yin et al., ICML 2018)."""
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return coordinate_median(rows, weights)
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Rule):
+    """The weighted mean of every coordinate without its extreme values (Yin et al., ICML 2018)."""
+
+    trim: float = 0.1  # share of the values left out on either side, below 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.trim < 0.5:
+            raise UserError(f"rule.trim: {self.trim} must be at least 0 and below 0.5")
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return trimmed_mean(rows, weights, self.trim)
+
+
+@dataclass(frozen=True)
+class Krum(Rule):
+    """The one row that has the others nearest (Blanchard et al., NeurIPS 2017)."""
+
+    liars: int = 1  # clients that may send anything
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return krum(rows, weights, self.liars)
+
+    def too_few(self, rows: int) -> str | None:
+        rows = min(self.buckets, rows) if self.buckets else rows
+        name = "krum" if type(self) is Krum else "multi_krum"
+        return f"{name} needs more than 2 liars + 2" if rows <= 2 * self.liars + 2 else None
+
+
+@dataclass(frozen=True)
+class MultiKrum(Krum):
+    """The weighted mean of the rows that have the others nearest (Blanchard et al., NeurIPS 2017)."""
+
+    keep: int | None = None  # rows the mean is of; none: all but the liars
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return multi_krum(rows, weights, self.liars, self.keep)
+
+
+@dataclass(frozen=True)
+class NormClipping(Rule):
+    """The weighted mean of rows of a bounded norm (Sun et al., 2019)."""
+
+    radius: float  # largest norm of an update
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return norm_clipping(rows, weights, self.radius)
+
+
+@dataclass(frozen=True)
+class CentredClipping(Rule):
+    """The last result moved by clipped differences (Karimireddy, He, Jaggi, ICML 2021)."""
+
+    radius: float  # largest norm of the difference from the last result
+    iterations: int = 1  # times the centre is moved
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return centred_clipping(rows, weights, last, self.radius, self.iterations)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Rule):
+    """The point of least weighted distance to all rows (Pillutla, Kakade, Harchaoui, 2022)."""
+
+    iterations: int = 8  # of the smoothed Weiszfeld algorithm
+
+    def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
+        return geometric_median(rows, weights, iterations=self.iterations)
+
+
+RULES: dict[str, type[Rule]] = {
+    "mean": Mean,
+    "coordinate_median": CoordinateMedian,
+    "trimmed_mean": TrimmedMean,
+    "krum": Krum,
+    "multi_krum": MultiKrum,
+    "norm_clipping": NormClipping,
+    "centred_clipping": CentredClipping,
+    "geometric_median": GeometricMedian,
+}

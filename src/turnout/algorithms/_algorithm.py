@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
+from turnout.aggregation.remember import LastUpdate
+from turnout.aggregation.rules import Rule
+from turnout.aggregation.weights import Weigh
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
+from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
+from turnout.server.closing import Wait
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population
@@ -21,10 +28,22 @@ if TYPE_CHECKING:
     from turnout.task.task import Task
 
 
+_PART: dict[str, bool] = {"part": True}  # a value with options of its own, from a section of its own
+
+
 @dataclass
-class Algorithm:
+class Algorithm(Spelt):
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
-    every checkpoint (numbers, strings, tensors). Between two rounds there is no other state."""
+    every checkpoint (numbers, strings, tensors). Between two rounds there is no other state.
+
+    Every method takes parts, each in the place of what it has of its own: `wait` closes rounds, `weigh` makes other
+    weights of its weights, `remember` lets silent clients count with their last update, `rule` takes the place of the
+    weighted sum, `optimiser` of the server's step, `serve` of what clients serve. One without a use is refused.
+    """
+
+    waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
+    cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
@@ -35,14 +54,23 @@ class Algorithm:
     trains: ClassVar[type[LocalSGD] | None] = None  # what it makes of the settings of its local work; None: that work
     no_use_for: ClassVar[tuple[str, ...]] = ()  # options it inherits that would change nothing
 
+    wait: Wait | None = field(default=None, kw_only=True, metadata=_PART)
+    weigh: Weigh | None = field(default=None, kw_only=True, metadata=_PART)
+    remember: LastUpdate | None = field(default=None, kw_only=True, metadata=_PART)
+    rule: Rule | str | None = field(default=None, kw_only=True, metadata=_PART)
+    optimiser: Step | None = field(default=None, kw_only=True, metadata=_PART)
+    serve: Serve | None = field(default=None, kw_only=True, metadata=_PART)
+
     def __post_init__(self) -> None:
-        """Raise where an option has no use, or something of the local work given would be dropped."""
-        for part in (part for part in fields(self) if part.name in self.no_use_for):
-            given = getattr(self, part.name)
+        """Raise where a part or an option has no use, or something of the local work given would be dropped."""
+        kind = type(self).__name__
+        self._check_parts(kind)
+        for name, why in self.unused().items():
+            part = next(part for part in fields(self) if part.name == name)
+            given = getattr(self, name)
             if given != (part.default if part.default_factory is MISSING else part.default_factory()):
-                kind = type(self).__name__
                 shown = given if isinstance(given, int | float) else repr(given)[:60]
-                raise UserError(f"algorithm.{part.name}: {shown}, which would change nothing in {kind}; leave it out")
+                raise UserError(f"algorithm.{name}: {shown}, which would change nothing {why}; leave it out")
         local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):
             return
@@ -55,6 +83,33 @@ class Algorithm:
                 "your own whose `predictor` returns it"
             )
 
+    def _check_parts(self, kind: str) -> None:
+        """Raise where a part is of another kind, has no use, or two of them exclude each other."""
+        kinds = {"weigh": Weigh, "remember": LastUpdate, "rule": Rule, "optimiser": Step, "serve": Serve}
+        for name, wanted in kinds.items():
+            given = getattr(self, name)
+            if given is None or isinstance(given, str):
+                continue
+            if not isinstance(given, wanted):
+                raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
+            if name in self.cannot:
+                raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
+        if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
+            why = (
+                "closes its rounds by a rule of its own" if self.waits is None else f"waits with {self.waits.__name__}"
+            )
+            raise UserError(f"wait: {kind} {why}, not with {type(self.wait).__name__}; leave it out")
+        if self.weigh is not None and self.remember is not None:
+            raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
+
+    def unused(self) -> dict[str, str]:
+        """Options that would change nothing, and where."""
+        found = dict.fromkeys(self.no_use_for, f"in {type(self).__name__}")
+        for name, options in self.of_part.items():
+            if getattr(self, name) is not None:
+                found |= dict.fromkeys(options, f"beside the {name} given, which has its own options")
+        return found
+
     def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
         """Raise unless that kind of work can be made of the local one without loss."""
         if type(local) is not LocalSGD:
@@ -63,7 +118,7 @@ class Algorithm:
     @property
     def time_limit(self) -> float | None:
         """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
-        return getattr(self, "deadline", None)
+        return getattr(self if self.wait is None else self.wait, "deadline", None)
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -72,9 +127,28 @@ class Algorithm:
         """The loop over `server.rounds()`."""
         raise NotImplementedError
 
-    def optimiser(self) -> Gradient:
-        """What the server does with the aggregated difference."""
-        return Gradient()
+    def own_optimiser(self) -> Step:
+        """What the server does with the aggregated difference, unless an `optimiser` is given."""
+        return Step()
+
+    def own_rule(self) -> Rule | None:
+        """What takes the place of the weighted sum, unless a `rule` is given."""
+        return None
+
+    def own_weigh(self) -> Weigh | None:
+        """What other weights are made of the method's, unless `weigh` is given."""
+        return None
+
+    def stepping(self, server: Server) -> LocalSGD:
+        """The local work whose steps are counted: that which clients are asked for now."""
+        work: LocalSGD = self.local  # type: ignore[attr-defined]
+        return work
+
+    def served(self, unseen: bool) -> tuple[LocalSGD | None, LocalSGD | None]:
+        """What a client adapts the global model with before it serves, and the work whose `predict` serves it."""
+        if self.serve is None:
+            return self.adaptation(unseen), self.predictor()
+        return self.serve.adaptation(self.local), None  # type: ignore[attr-defined]
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         """The waiting policy that round `version` follows, where the algorithm is one."""
@@ -107,29 +181,11 @@ class Algorithm:
         return None
 
 
-@dataclass
-class DefaultDeadline(Algorithm):
-    """Waits for `deadline` seconds, an option of the subclass; unless given, for a time taken from how long the clients
-    are expected to need, which is logged and part of the result."""
-
-    local: LocalSGD
-    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
-
-    @property
-    def time_limit(self) -> float | None:
-        given = super().time_limit
-        return self.chosen_deadline if given is None else given
-
-    def begin(self, server: Server) -> None:
-        super().begin(server)
-        if super().time_limit is None:
-            expected = server.durations(self.local).mean[server.population.base_importance > 0]
-            self.chosen_deadline = self.default_deadline(expected)
-            server.log("default_deadline", seconds=float(f"{self.chosen_deadline:.6g}"), why="no algorithm.deadline")
-
-    def default_deadline(self, expected: FloatArray) -> float:
-        """Seconds, from those that each client is expected to need."""
-        raise NotImplementedError
+def expected_deadline(server: Server, local: LocalSGD, of: Callable[[FloatArray], float]) -> float:
+    """Seconds to wait where no deadline is given: a function of those that each client is expected to need; logged."""
+    seconds = of(server.durations(local).mean[server.population.base_importance > 0])
+    server.log("default_deadline", seconds=float(f"{seconds:.6g}"), why="no algorithm.deadline")
+    return seconds
 
 
 def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from turnout.aggregation.staleness import check_discount, discount
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.errors import UserError, check_seconds, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
+from turnout.server.closing import Arriving, EachArrival, Wait, Window
 from turnout.server.durations import Durations
+from turnout.server.jobs import CRASHED, LEFT
 from turnout.server.policy import Policy
 from turnout.server.server import Server
-from turnout.server.updates import CRASHED, LEFT, Updates
+from turnout.server.updates import Updates
 
 _RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
 
@@ -28,6 +32,8 @@ class Arrivals(Algorithm):
     those who are online then."""
 
     restarts_crashed = True
+    waits: ClassVar[type[Wait] | None] = Arriving
+    names: ClassVar[dict[str, str]] = {}  # of options of its own wait, by those of the part
 
     local: LocalSGD
     max_staleness: int | None = None
@@ -45,12 +51,30 @@ class Arrivals(Algorithm):
         check_seconds("algorithm.retry", self.retry)
         if self.concurrency is not None and self.concurrency < 1:
             raise UserError(f"algorithm.concurrency: {self.concurrency} must be at least 1")
+        with renamed(self.names if self.wait is None else {}):
+            self.closing.check(self.concurrency)
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
 
+    @cached_property
+    def closing(self) -> Arriving:
+        """When a round closes."""
+        if isinstance(self.wait, Arriving):
+            return self.wait
+        with renamed(self.names):
+            return self.own_wait()
+
+    def own_wait(self) -> Arriving:
+        """When a round closes, unless `wait` is given: at each arrival."""
+        return EachArrival()
+
+    def unused(self) -> dict[str, str]:
+        rest = {"retry": "where every window takes its time"} if isinstance(self.closing, Window) else {}
+        return super().unused() | rest
+
     def policy(self, durations: Durations, version: int = 0) -> Policy:
-        """When a round closes: at each arrival."""
-        return Policy(count=1)
+        with renamed(self.names if self.wait is None else {}):
+            return self.closing.policy(durations, version, self.concurrency)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         """Use what has arrived and is not too old."""

@@ -31,6 +31,9 @@ class Mixtures(Algorithm):
     mean entropy of their weights, `weights_entropy`; a share that falls below 1 % is an event.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "serve": "serves a mixture of several models",
+    }
     trains: ClassVar[type[LocalSGD] | None] = MixtureSGD
 
     local: LocalSGD

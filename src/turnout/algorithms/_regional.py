@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.algorithms._algorithm import DefaultDeadline
+from turnout.algorithms._algorithm import Algorithm, expected_deadline
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds
 from turnout.core.random import FloatArray, IntArray
@@ -18,7 +18,7 @@ from turnout.server.updates import Updates
 
 
 @dataclass
-class Regional(DefaultDeadline):
+class Regional(Algorithm):
     """An edge draws uniformly among all its clients: it cannot know who is there, at work or dead. Whoever does not
     answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
     client is expected to need. Without regions there is one edge."""
@@ -26,6 +26,7 @@ class Regional(DefaultDeadline):
     local: LocalSGD
     deadline: float | None = None
     fraction: float = 0.3
+    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
@@ -36,11 +37,13 @@ class Regional(DefaultDeadline):
         if not 0 < self.fraction <= 1:
             raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
 
-    def default_deadline(self, expected: FloatArray) -> float:
-        return float(expected.max())
+    @property
+    def time_limit(self) -> float | None:
+        return self.chosen_deadline if self.deadline is None else self.deadline
 
     def begin(self, server: Server) -> None:
-        super().begin(server)
+        if self.deadline is None:
+            self.chosen_deadline = expected_deadline(server, self.local, lambda each: float(each.max()))
         given = server.population.regions
         one = np.zeros(server.population.size, np.int64)
         self.names, self.region = np.unique(one if given is None else given, return_inverse=True)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
+from turnout.server.closing import EachArrival
 from turnout.server.durations import Durations
 from turnout.server.participation import Gaps, rates
 from turnout.server.policy import Policy
@@ -36,6 +35,7 @@ class AsyncFedAvg(Arrivals):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {"optimiser": ("server_lr",)}
 
     weight_rule: str = "unbiased"
     server_lr: float = 1.0
@@ -45,16 +45,12 @@ class AsyncFedAvg(Arrivals):
         super().__post_init__()
         if self.weight_rule not in RULES:
             raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
-        if self.weight_rule == "learning_rate" and type(self) is not AsyncFedAvg:
+        if self.weight_rule == "learning_rate" and not isinstance(self.closing, EachArrival):
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
         if self.weight_rule == "learning_rate" and self.concurrency is not None:
             raise UserError("algorithm.weight_rule: learning_rate needs rates that concurrency leaves to chance")
         check_positive("algorithm.server_lr", self.server_lr)
         self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
-
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        """Weights that ignore who answers how often."""
-        return np.ones(len(updates))
 
     def begin(self, server: Server) -> None:
         self.gaps.begin(server.population.size)
@@ -67,7 +63,7 @@ class AsyncFedAvg(Arrivals):
     def weights(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> FloatArray:
         """d_i of each update."""
         if self.weight_rule in ("naive", "learning_rate"):
-            return self.naive(server, updates)
+            return self.closing.naive(server, updates)
         clients = updates.clients
         if self.weight_rule == "measured" or not durations.reliable or self.concurrency is not None:
             return server.importance[clients] * self.gaps.inverse_rates(server.version, clients)
@@ -85,5 +81,5 @@ class AsyncFedAvg(Arrivals):
         factors = importance[clients] * self.inverse_rates(policy, durations)[clients]
         return self.local.bind({"lr": self.local.lr * factors})
 
-    def optimiser(self) -> Gradient:
-        return Gradient(self.server_lr)
+    def own_optimiser(self) -> Step:
+        return Step(self.server_lr)

@@ -17,6 +17,11 @@ class Centralised(FedAvg):
 
     Every sample counts the same, so where importance is not `samples` it minimises another objective."""
 
+    cannot: ClassVar[dict[str, str]] = {
+        "remember": "has one client, which is always heard",
+        "rule": "has one client",
+        "weigh": "has one client",
+    }
     no_use_for: ClassVar[tuple[str, ...]] = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
 
     sampler: Sampler = field(default_factory=Full)  # there is one client to ask

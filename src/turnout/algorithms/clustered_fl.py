@@ -7,6 +7,7 @@ constraints", IEEE TNNLS 2021, algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,13 @@ class ClusteredFL(FedAvg):
     is the mean over all clients.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "remember": "has as many models as clusters",
+        "rule": "has as many models as clusters",
+        "optimiser": "has as many models as clusters",
+        "weigh": "has as many models as clusters",
+        "serve": "has as many models as clusters",
+    }
     sampler: Sampler = field(default_factory=Full, init=False)
     tol_1: float = 0.4
     tol_2: float = 1.6

@@ -11,6 +11,7 @@ section 3.3 and algorithm 4 (algorithm 8 of Marfoq's thesis). Every silo t has c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,13 @@ class DFedEM(Mixtures, DPASGD):
     rates mean the same as there; the `objective` equal does without. What is evaluated is the average of the silos'
     components, weighed by each silo's own pi. For the options see `Mixtures` and `DPASGD`."""
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "has no server",
+        "remember": "has no server",
+        "rule": "has no server",
+        "optimiser": "has no server",
+        "serve": "has no server",
+    }
     objective: str = "importance"
 
     def __post_init__(self) -> None:

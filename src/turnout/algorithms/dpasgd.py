@@ -11,6 +11,7 @@ FedAvg with everybody where W = 1 1^T / N, local training where W = I, D-PSGD (L
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,6 +39,12 @@ class DPASGD(Algorithm):
     `importance` a silo's difference counts N p_i times, so that the average moves by sum_i p_i difference_i.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "has no server",
+        "remember": "has no server",
+        "rule": "has no server",
+        "optimiser": "has no server",
+    }
     local: LocalSGD
     overlay: Overlay | None = None
     network: Network | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from turnout.aggregation.optimisers import Adagrad
 from turnout.algorithms.fedadam import FedAdam
 
 
@@ -15,7 +16,9 @@ class FedAdagrad(FedAdam):
 
     reads_updates: ClassVar[bool] = False
 
-    second: ClassVar[str] = "adagrad"
     no_use_for: ClassVar[tuple[str, ...]] = ("beta2",)
 
     beta1: float = 0.0
+
+    def own_optimiser(self) -> Adagrad:
+        return Adagrad(self.server_lr, self.beta1, tau=self.tau)

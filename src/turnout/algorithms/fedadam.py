@@ -8,22 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.aggregation.optimisers import Adaptive, Gradient
+from turnout.aggregation.optimisers import Adam, Adaptive
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.errors import renamed
 
 
 @dataclass
 class FedAdam(FedAvg):
-    """`v <- beta2 v + (1 - beta2) change^2; model <- model + server_lr m / (sqrt(v) + tau)`."""
+    """FedAvg with the `optimiser` adam: `v <- beta2 v + (1 - beta2) change^2; model <- model + server_lr m / (sqrt(v) +
+    tau)`."""
 
     reads_updates: ClassVar[bool] = False
-
-    second: ClassVar[str] = "adam"
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {
+        "optimiser": ("server_lr", "beta1", "beta2", "tau")
+    }
 
     server_lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
 
-    def optimiser(self) -> Gradient:
-        return Adaptive(self.server_lr, self.beta1, self.beta2, self.tau, self.second)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with renamed({"optimiser.lr": "algorithm.server_lr", "optimiser.": "algorithm."}):
+            self.own_optimiser()
+
+    def own_optimiser(self) -> Adaptive:
+        return Adam(self.server_lr, self.beta1, self.tau, self.beta2)

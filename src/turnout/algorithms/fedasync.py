@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
@@ -31,6 +32,11 @@ class FedAsync(Arrivals):
     `discount_rate` 0.5, or `hinge` with 10 from 4.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "mixes models one by one",
+        "remember": "mixes models one by one",
+        "rule": "mixes models one by one",
+    }
     mixing: float = 0.6
     mu: float = 0.0
     staleness_discount: str = "polynomial"
@@ -41,8 +47,6 @@ class FedAsync(Arrivals):
             raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
         if not 0 <= self.mu < math.inf:
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
-        if self.mu:
-            self.needs_plain_work(self.local, ProximalSGD)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)
@@ -56,4 +60,4 @@ class FedAsync(Arrivals):
         server.publish(model, updates, weights)
 
     def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
-        return ProximalSGD.extend(self.local, mu=self.mu) if self.mu else self.local
+        return self.local.modified(Proximal(self.mu)) if self.mu else self.local

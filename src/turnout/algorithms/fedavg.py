@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
-from turnout.aggregation.optimisers import Gradient
+from turnout.aggregation.optimisers import Step
 from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, check_positive, check_seconds, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
 from turnout.sampling.uniform import Uniform
+from turnout.server.closing import Answers, Wait
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import CURRENT, ModelChoice, Server
@@ -39,6 +38,12 @@ class FedAvg(Algorithm):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = {
+        "wait": ("deadline", "wait_for", "wait_for_crashed", "retry"),
+        "optimiser": ("server_lr",),
+        "remember": ("normalise",),
+    }
+    waits: ClassVar[type[Wait] | None] = Answers
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
@@ -57,36 +62,39 @@ class FedAvg(Algorithm):
             check_positive(f"algorithm.{name}", getattr(self, name))
         for name in ("deadline", "retry"):
             check_seconds(f"algorithm.{name}", getattr(self, name))
-        if self.wait_for is not None and self.sampler.decides_later:
-            raise UserError("algorithm.wait_for: this sampler must hear everybody's norm before it decides")
         if self.wait_for_crashed and self.deadline is None:
             raise UserError("algorithm.wait_for_crashed: it needs algorithm.deadline, or the wait never ends")
+        if self.closing.count is not None and self.sampler.decides_later:
+            option = "algorithm.wait_for" if self.wait is None else "wait.count"
+            raise UserError(f"{option}: this sampler must hear everybody's norm before it decides")
 
     def run(self, server: Server) -> None:
         for _ in server.rounds():
             chosen = self.choose(server)
-            everybody, invited = chosen.clients, len(chosen.clients)
-            work, model = self.invitation(server, chosen.clients)
-            work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
-            server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
-            limit = self.time_limit
-            if limit is not None and not informed:
-                limit += server.push_seconds(invited, work)
-            close = server.now + (limit or 0.0)
-            enough = min(self.wait_for or invited, invited)
-            updates = server.wait(enough or None, seconds=limit if invited else self.retry)
-            if self.wait_for_crashed and len(updates) < enough:
-                server.wait(of=[], seconds=max(0.0, close - server.now))
-            if self.sampler.decides_later:
-                chosen = self.sampler.decide(server, updates)
-                server.cancel(np.setdiff1d(everybody, chosen.clients))
-                updates = server.fetch(chosen.clients)
-            server.cancel(everybody)
+            distribution = self.invite(server, chosen)
+            updates = self.closing.gather(server, len(chosen.clients), distribution)
+            updates, counted = self.sampler.settled(server, chosen, updates)
+            server.cancel(chosen.clients)
             self.sampler.observe(updates)
-            self.aggregate(server, updates, chosen)
+            self.aggregate(server, updates, counted)
+
+    def invite(self, server: Server, chosen: Selection) -> float:
+        """Send the model to those chosen, unless they have it; returns the seconds until all copies are out."""
+        work, model = self.invitation(server, chosen.clients)
+        work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
+        server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
+        return 0.0 if informed or self.time_limit is None else server.push_seconds(len(chosen.clients), work)
+
+    @property
+    def closing(self) -> Answers:
+        """When a round closes."""
+        if isinstance(self.wait, Answers):
+            return self.wait
+        return Answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        return Policy() if isinstance(self.sampler, Full) and self.deadline is None and self.wait_for is None else None
+        waits = self.time_limit is None and self.closing.count is None
+        return Policy() if isinstance(self.sampler, Full) and waits else None
 
     def choose(self, server: Server) -> Selection:
         """Who is invited."""
@@ -105,11 +113,14 @@ class FedAvg(Algorithm):
         weights = chosen.weights_of(updates.clients)
         if self.normalise == "responders" and 0 < len(updates) < len(chosen.clients) and weights.sum() > 0:
             return weights * float(chosen.weights.sum() / weights.sum())
-        closed_early = self.wait_for is not None and len(updates) == self.wait_for
+        closed_early = self.closing.count is not None and len(updates) == self.closing.count
         return weights * (len(chosen.clients) / len(updates)) if closed_early else weights
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         server.step(updates, self.weights(server, updates, chosen))
 
-    def optimiser(self) -> Gradient:
-        return Gradient(self.server_lr)
+    def own_optimiser(self) -> Step:
+        return Step(self.server_lr)
+
+    def stepping(self, server: Server) -> LocalSGD:
+        return self.work(server)

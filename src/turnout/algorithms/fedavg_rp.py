@@ -7,6 +7,7 @@ thesis (Warwick), section 5.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,9 @@ class FedAvgRP(FedAvg):
     to 1 only on average, so clients of unequal size **rescale the model itself**; FedAvg with `uniform` does not.
     `server_lr` is the share of the way taken; the weight of a silent client goes to those who answer."""
 
+    cannot: ClassVar[dict[str, str]] = {
+        "remember": "averages models, not updates",
+    }
     normalise: str = "responders"
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
@@ -31,5 +35,5 @@ class FedAvgRP(FedAvg):
             server.publish(server.model, updates, [])
             return
         weights = self.weights(server, updates, chosen)
-        target = torch.tensordot(torch.as_tensor(weights).to(server.model), updates.returned(), dims=1)
+        target = server.combined(updates.returned(), weights)
         server.publish(torch.lerp(server.model, target, self.server_lr), updates, weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.aggregation.optimisers import Gradient, Momentum
+from turnout.aggregation.optimisers import Momentum
 from turnout.algorithms.fedavg import FedAvg
 
 
@@ -17,8 +17,9 @@ class FedAvgM(FedAvg):
     """`v <- beta v + change; model <- model + server_lr v`."""
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "beta")}
 
     beta: float = 0.9
 
-    def optimiser(self) -> Gradient:
+    def own_optimiser(self) -> Momentum:
         return Momentum(self.server_lr, self.beta)

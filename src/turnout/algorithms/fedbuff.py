@@ -9,18 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.core.errors import UserError, check_positive, unknown
-from turnout.core.random import FloatArray
-from turnout.server.durations import Durations
-from turnout.server.policy import Policy
-from turnout.server.server import Server
-from turnout.server.updates import Updates
-
-MODES = ("wait", "restart")
-DEFAULT_SIZE = 10
+from turnout.server.closing import Buffer
 
 
 @dataclass
@@ -34,34 +24,12 @@ class FedBuff(AsyncFedAvg):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = AsyncFedAvg.of_part | {"wait": ("buffer_size", "mode", "divisor")}
+    names: ClassVar[dict[str, str]] = {"wait.size": "algorithm.buffer_size", "wait.": "algorithm."}
 
     buffer_size: int | None = None
     mode: str = "wait"
     divisor: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mode not in MODES:
-            raise unknown("algorithm.mode", self.mode, MODES)
-        for name in ("buffer_size", "divisor"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
-        if self.concurrency is not None and self.mode == "restart":
-            raise UserError("algorithm.concurrency: clients that restart by themselves leave no place; use mode wait")
-        if self.concurrency is not None and (self.buffer_size or 0) > self.concurrency:
-            raise UserError(
-                f"algorithm.buffer_size: {self.buffer_size} waiting clients, but only {self.concurrency} work at once"
-            )
-
-    def size(self, clients: int) -> int:
-        """The updates of a flush, with so many clients."""
-        if self.buffer_size is None:
-            return DEFAULT_SIZE if self.mode == "restart" else min(DEFAULT_SIZE, clients, self.concurrency or clients)
-        if self.mode == "wait" and self.buffer_size > clients:
-            raise UserError(f"algorithm.buffer_size: {self.buffer_size} waiting clients, but there are only {clients}")
-        return self.buffer_size
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy:
-        return Policy(count=self.size(durations.population.size), restart=self.mode == "restart")
-
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        return np.full(len(updates), 1 / (self.divisor or self.size(server.population.size)))
+    def own_wait(self) -> Buffer:
+        return Buffer(self.buffer_size, self.mode, self.divisor)

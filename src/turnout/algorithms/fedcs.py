@@ -7,14 +7,13 @@ out by their estimated time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
-from turnout.algorithms._algorithm import DefaultDeadline
+from turnout.algorithms._algorithm import expected_deadline
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.random import FloatArray
 from turnout.sampling._sampler import Selection
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
@@ -22,15 +21,23 @@ from turnout.server.server import Server
 
 
 @dataclass
-class FedCS(DefaultDeadline, FedAvg):
+class FedCS(FedAvg):
     """Invites the drawn clients whose expected download + training + upload fits into `deadline` seconds, unless given
     the time that nine clients in ten are expected to need. Clients that never fit are never heard: the audit shows
     them."""
 
     reads_updates: ClassVar[bool] = False
 
-    def default_deadline(self, expected: FloatArray) -> float:
-        return float(np.quantile(expected, 0.9))
+    chosen_deadline: float | None = field(default=None, init=False)  # where none was given
+
+    @property
+    def time_limit(self) -> float | None:
+        given = super().time_limit
+        return self.chosen_deadline if given is None else given
+
+    def begin(self, server: Server) -> None:
+        if super().time_limit is None:
+            self.chosen_deadline = expected_deadline(server, self.local, lambda each: float(np.quantile(each, 0.9)))
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         return None  # the slow are never asked

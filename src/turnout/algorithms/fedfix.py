@@ -9,17 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.core.errors import check_positive, check_seconds
-from turnout.core.random import FloatArray
-from turnout.server.durations import Durations
-from turnout.server.policy import Policy
-from turnout.server.server import Server
-from turnout.server.updates import Updates
-
-LONGEST = 1e9  # seconds
+from turnout.server.closing import Window
 
 
 @dataclass
@@ -32,23 +23,14 @@ class FedFix(AsyncFedAvg):
     """
 
     reads_updates: ClassVar[bool] = False
-    no_use_for: ClassVar[tuple[str, ...]] = ("retry",)
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = AsyncFedAvg.of_part | {
+        "wait": ("window", "window_growth", "window_limit")
+    }
+    names: ClassVar[dict[str, str]] = {"wait.seconds": "algorithm.window", "wait.": "algorithm.window_"}
 
     window: float | None = None
     window_growth: float = 1.0
     window_limit: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.window_growth", self.window_growth)
-        for name in ("window", "window_limit"):
-            check_seconds(f"algorithm.{name}", getattr(self, name))
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy:
-        first, tick = self.window or float(durations.mean.max()) / 2, 1 / durations.population.ticks_per_second
-        with np.errstate(over="ignore"):
-            window = float(first * np.float64(self.window_growth) ** version)
-        return Policy(window=min(max(window, tick), self.window_limit or LONGEST))
-
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        return server.importance[updates.clients]
+    def own_wait(self) -> Window:
+        return Window(self.window, self.window_growth, self.window_limit)

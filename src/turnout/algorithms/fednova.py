@@ -8,12 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
+from turnout.aggregation.weights import Nova
 from turnout.algorithms.fedprox import FedProx
-from turnout.sampling._sampler import FloatArray, Selection
-from turnout.server.server import Server
-from turnout.server.updates import Updates
 
 
 @dataclass
@@ -25,18 +21,10 @@ class FedNova(FedProx):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedProx.of_part | {"weigh": ("observed",)}
 
     mu: float = 0.0
     observed: bool = False
 
-    def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
-        omega = super().weights(server, updates, chosen)
-        work = self.work(server).at(server.version)
-        a = work.effective_steps(updates.steps)
-        if self.observed:
-            a_bar = (omega * a).sum() / max(omega.sum(), np.finfo(float).tiny)
-        else:
-            everybody = server.population.counts(server.population.ids, np.full(server.population.size, server.now))
-            a_bar = (server.importance * work.effective_steps(work.num_steps(everybody))).sum()
-        weights: FloatArray = np.divide(a_bar * omega, a, out=np.zeros_like(omega), where=a > 0)
-        return weights
+    def own_weigh(self) -> Nova:
+        return Nova(self.observed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from turnout.aggregation.optimisers import Yogi
 from turnout.algorithms.fedadam import FedAdam
 
 
@@ -14,4 +15,5 @@ class FedYogi(FedAdam):
 
     reads_updates: ClassVar[bool] = False
 
-    second: ClassVar[str] = "yogi"
+    def own_optimiser(self) -> Yogi:
+        return Yogi(self.server_lr, self.beta1, self.tau, self.beta2)

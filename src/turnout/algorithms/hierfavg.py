@@ -7,6 +7,7 @@ HybridFL (IEEE Transactions on Parallel and Distributed Systems 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,12 @@ class HierFAVG(Regional):
     The model evaluated after any other round is the same average, which nobody has been sent.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "averages models in regions, by their samples",
+        "rule": "averages models in regions",
+        "remember": "averages models in regions",
+        "optimiser": "has a model of its own in every region; nobody starts from their average",
+    }
     cloud_interval: int = 10
     idle_fallback: str = "none"
 

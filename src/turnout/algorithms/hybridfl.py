@@ -7,6 +7,7 @@ IEEE Transactions on Parallel and Distributed Systems 2021; Wu's thesis (Warwick
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,11 @@ class HybridFL(Regional):
     The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "averages models in regions, by their samples",
+        "rule": "averages models in regions",
+        "remember": "averages models in regions",
+    }
     slack: str = "count_late"
     theta_init: float = 0.5
     idle_fallback: str = "regional"

@@ -31,6 +31,13 @@ class IFCA(FedAvg):
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "remember": "has as many models as clusters",
+        "rule": "has as many models as clusters",
+        "optimiser": "has as many models as clusters",
+        "weigh": "has as many models as clusters",
+        "serve": "has as many models as clusters",
+    }
     trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
     no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 

@@ -6,14 +6,13 @@ Marfoq's thesis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.local.coreset import check_keep
-from turnout.local.datastore import check_capacity
+from turnout.core.errors import renamed
 from turnout.local.knn import MemoryOfSamples
-from turnout.local.neighbours import KNN
+from turnout.local.serving import Neighbours
 from turnout.server.server import Server
 
 
@@ -29,6 +28,9 @@ class KNNPer(FedAvg):
     finds those very samples in it."""
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {
+        "serve": tuple(part.name for part in fields(Neighbours))
+    }
 
     k: int = 10
     kernel: str = "laplace"
@@ -43,19 +45,16 @@ class KNNPer(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.knn.check("algorithm")
-        check_capacity("algorithm.capacity", self.capacity)
-        check_keep("algorithm.keep", self.keep)
-
-    @property
-    def knn(self) -> KNN:
-        """How neighbours vote."""
-        return KNN(self.k, self.kernel, self.scale, self.tune, self.fraction, self.interpolation, self.index)
+        with renamed({"serve.": "algorithm."}):
+            self.memory()
 
     def begin(self, server: Server) -> None:
         if self.capacity == 0:
             server.log("empty_memory", why="with a capacity of 0 the global model serves alone")
 
+    def memory(self) -> Neighbours:
+        """What a client serves, unless `serve` is given."""
+        return Neighbours(**{part.name: getattr(self, part.name) for part in fields(Neighbours)})
+
     def adaptation(self, unseen: bool) -> MemoryOfSamples:
-        options = {"layer": self.layer, "capacity": self.capacity, "keep": self.keep}
-        return MemoryOfSamples.like(self.local, knn=self.knn, **options)
+        return self.memory().adaptation(self.local)

@@ -26,6 +26,13 @@ class Local(Algorithm):
     much as there have been rounds for, anew at every evaluation. A round that finds nobody online takes `retry`
     seconds."""
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "exchanges nothing",
+        "remember": "exchanges nothing",
+        "rule": "exchanges nothing",
+        "optimiser": "exchanges nothing",
+        "serve": "has no global model to adapt",
+    }
     trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
     sends_updates: ClassVar[bool] = False
 
@@ -50,13 +57,13 @@ class Local(Algorithm):
             server.invite(chosen.clients, self.work(), server.task.initial)
             updates = server.wait(seconds=None if len(chosen.clients) else self.retry)
             server.settle()
-            server.publish(self.served(server), updates, np.zeros(len(updates)))
+            server.publish(self.shown(server), updates, np.zeros(len(updates)))
             self.rounds = server.version
 
     def work(self) -> OwnModelSGD:
         return OwnModelSGD.extend(self.local)
 
-    def served(self, server: Server) -> Tensor:
+    def shown(self, server: Server) -> Tensor:
         """The model to publish: nobody's, or everybody's average."""
         if not self.average or not server.importance.any():
             return server.model

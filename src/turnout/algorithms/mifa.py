@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from turnout.aggregation.remember import LastUpdate
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.errors import unknown
 from turnout.sampling._sampler import Selection
 from turnout.sampling.full import Full
 from turnout.server.server import Server
-from turnout.server.updates import Updates
 
 FIRST_ROUNDS = ("everybody", "zero")
 
@@ -33,30 +30,18 @@ class Mifa(FedAvg):
     (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
 
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
+    FORMER: ClassVar[dict[str, str]] = {"memory": "remember/memory"}  # where version 0.1 kept it
+    cannot: ClassVar[dict[str, str]] = {"weigh": "remembers: every client counts its importance"}
 
     first_round: str = "everybody"
-    memory: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] last updates
+    remember: LastUpdate | None = field(default_factory=LastUpdate, kw_only=True, metadata={"part": True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.first_round not in FIRST_ROUNDS:
             raise unknown("algorithm.first_round", self.first_round, FIRST_ROUNDS)
 
-    def begin(self, server: Server) -> None:
-        self.memory = server.model.new_zeros(server.population.size, len(server.model))
-
     def choose(self, server: Server) -> Selection:
         if server.version == 0 and self.first_round == "everybody":
             return Full().sample(server)
         return super().choose(server)
-
-    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
-        updates = server.finite(updates)
-        if not len(updates):
-            server.log("empty_round")
-        rates = torch.as_tensor(self.local.lr_factor(updates.versions)).to(self.memory)
-        self.memory[updates.clients] = updates.deltas / rates[:, None]
-        change = torch.tensordot(torch.as_tensor(server.importance).to(self.memory), self.memory, dims=1)
-        rate = self.server_lr * float(self.local.lr_factor(server.version))
-        server.publish(server.model + rate * change, updates, server.importance[updates.clients])

@@ -34,6 +34,13 @@ class Mocha(Personalised):
     Convex for linear models, a heuristic for others. Memory: N models, and a matrix over the clients.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "solves for all models together",
+        "remember": "solves for all models together",
+        "rule": "solves for all models together",
+        "optimiser": "solves for all models together",
+        "serve": "solves for all models together",
+    }
     trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
     no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 

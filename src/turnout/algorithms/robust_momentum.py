@@ -40,8 +40,13 @@ class RobustMomentum(FedAvg):
     """
 
     no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "remembers momenta: every client counts its importance",
+        "remember": "remembers momenta already",
+        "rule": "has rules of its own (algorithm.rule)",
+    }
 
-    rule: str = "centred_clipping"
+    rule: str = field(default="centred_clipping", kw_only=True)
     momentum: float = 0.9
     buckets: int = 0
     radius: float | None = None

@@ -38,6 +38,10 @@ class Safa(Algorithm):
     clients that have priority. Memory: N models.
     """
 
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "averages a cache in which every client counts its importance",
+        "remember": "has a cache of models already",
+    }
     clients_keep = "unfinished"
     keep: ClassVar[Keep] = KEEP  # how tolerable clients go on
 
@@ -94,8 +98,7 @@ class Safa(Algorithm):
         """Of the cache; the model as it is where nobody is left."""
         if not server.importance.any():
             return server.model
-        average: Tensor = torch.tensordot(torch.as_tensor(server.importance).to(self.cache), self.cache, dims=1)
-        return average
+        return server.combined(self.cache, server.importance)
 
     def commit(self, updates: Updates, version: int) -> None:
         """Into the cache; their clients are up to date."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.aggregation.optimisers import Gradient, Projected
+from turnout.aggregation.optimisers import Projected, Step
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
 from turnout.core.errors import UserError, check_positive, unknown
@@ -37,6 +37,7 @@ class StreamFedAvg(FedAvg):
     """
 
     reads_updates: ClassVar[bool] = False
+    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
 
     weighting: str | float = "uniform"
     ratio: float | None = None
@@ -89,5 +90,5 @@ class StreamFedAvg(FedAvg):
     def output(self, model: Tensor) -> Tensor:
         return self.average if self.output_of == "averaged" and self.total else model
 
-    def optimiser(self) -> Gradient:
-        return Gradient(self.server_lr) if self.radius is None else Projected(self.server_lr, self.radius)
+    def own_optimiser(self) -> Step:
+        return Step(self.server_lr) if self.radius is None else Projected(self.server_lr, radius=self.radius)

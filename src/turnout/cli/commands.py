@@ -30,6 +30,7 @@ from turnout.clients.memories import MEMORIES
 from turnout.config import config, registry
 from turnout.config.options import options_of
 from turnout.core.errors import UserError, unknown
+from turnout.core.imports import distributions
 from turnout.core.random import FloatArray
 from turnout.core.version import VERSION
 from turnout.data.partition import PARTITIONS
@@ -135,7 +136,8 @@ def _run(
     folder: Path | None = None,
     watching: Watching = NOBODY,
 ) -> None:
-    experiment, settings, complete = config.build(config.read(source, overrides))
+    given = config.read(source, overrides) if folder is None else config.read_run(folder, overrides)
+    experiment, settings, complete = config.build(given)
     if folder is None:
         resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
         settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))
@@ -205,14 +207,21 @@ def _listing() -> dict[str, dict[str, Any]]:
     def described(things: dict[str, Any]) -> dict[str, str]:
         return {name: (introspection.getdoc(thing) or "").split("\n")[0] for name, thing in things.items()}
 
-    def modules(kind: str) -> dict[str, str]:
-        found = {name: introspection.getmodule(registry.find(kind, name)) for name in registry.names(kind)}
-        return described(found)
+    def found(group: str, things: dict[str, Any]) -> dict[str, str]:
+        """Ours are described by their files, others by themselves."""
+        theirs = {name: distributions(group, name) for name in things}
+        lines = described(
+            {name: made if theirs[name] else introspection.getmodule(made) for name, made in things.items()}
+        )
+        return {name: f"{line} (of {theirs[name]})" if theirs[name] else line for name, line in lines.items()}
+
+    def classes(kind: str) -> dict[str, str]:
+        return found(registry.GROUPS[kind], {name: registry.find(kind, name) for name in registry.names(kind)})
 
     return {
-        "algorithms": modules("algorithm"),
-        "samplers": modules("sampler"),
-        "datasets": described({name: introspection.getmodule(datasets.loader(name)) for name in datasets.names()}),
+        "algorithms": classes("algorithm"),
+        "samplers": classes("sampler"),
+        "datasets": found(datasets.GROUP, {name: datasets.loader(name) for name in datasets.names()}),
         "streams": described(ARRIVALS),
         "memories": described(MEMORIES),
         "availability": described(config.AVAILABILITY),

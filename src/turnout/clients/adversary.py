@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -41,7 +42,7 @@ class Room(NamedTuple):
 
 
 @dataclass
-class Adversary:
+class Adversary(Spelt):
     """Subclasses say whom they want silent, most of all first; the budget is enforced here, for all of them alike.
 
     `leave` clients of an invitation answer whatever the budget, so that an invitation of one client (an asynchronous

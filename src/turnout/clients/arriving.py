@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
+from turnout.core.spelling import spelt
 
 MOST_PERIODS = 1_000_000
 Arrivals = Callable[[int, IntArray, int], IntArray]  # seed, [N] samples a client will have had, period -> [N]
 
 
+@spelt
 def constant(rate: float = 1.0) -> Arrivals:
     """`rate` samples a period; of a broken number whenever a whole one has come together, the first at once."""
     _check_rate(rate)
@@ -26,6 +27,7 @@ def constant(rate: float = 1.0) -> Arrivals:
     return counts
 
 
+@spelt
 def spread(periods: int = 100) -> Arrivals:
     """Evenly over so many periods: in each N_m / periods, or one of the two whole numbers around it."""
     _check("periods", periods)
@@ -36,6 +38,7 @@ def spread(periods: int = 100) -> Arrivals:
     return counts
 
 
+@spelt
 def once(periods: int = 100) -> Arrivals:
     """All at once, in one of so many periods: a client that is there for a moment."""
     _check("periods", periods)
@@ -47,8 +50,11 @@ def once(periods: int = 100) -> Arrivals:
     return counts
 
 
+@spelt
 def poisson(rate: float = 1.0) -> Arrivals:
     """`rate` samples a period in the mean, independently."""
+    from scipy import stats  # half as slow as torch to import, and only this needs it
+
     _check_rate(rate)
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
@@ -58,6 +64,7 @@ def poisson(rate: float = 1.0) -> Arrivals:
     return counts
 
 
+@spelt
 def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
     """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
     _check("rate", rate)
@@ -72,6 +79,7 @@ def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
     return counts
 
 
+@spelt
 def replay(trace: Sequence[int]) -> Arrivals:
     """`trace[t]` samples in period t at every client, and again from the beginning when it is over."""
     if not any(trace) or min(trace) < 0:

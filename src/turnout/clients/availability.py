@@ -17,6 +17,7 @@ from turnout.clients.devices import PerClient, choose, column, require
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 BoolArray = NDArray[np.bool_]
 Clock = Literal["round", "seconds"]
@@ -47,7 +48,7 @@ class Availability(Protocol):
 
 
 @dataclass(frozen=True)
-class Always:
+class Always(Spelt):
     """Everybody, at any time."""
 
     clock: ClassVar[Clock] = "seconds"
@@ -65,7 +66,7 @@ class Always:
 
 
 @dataclass(frozen=True, eq=False)
-class Crashes:
+class Crashes(Spelt):
     """A job fails with `probability`, after a uniform share of its work, or `during` all of it, transfers included;
     numbered by the client's jobs or by rounds.
 
@@ -98,7 +99,7 @@ class Crashes:
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(Spelt):
     """How the server learns that a job died: at once (`oracle`), `seconds` later (`heartbeat`), or never (`none`)."""
 
     kind: Literal["oracle", "heartbeat", "none"] = "oracle"

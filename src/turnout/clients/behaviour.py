@@ -26,6 +26,7 @@ from torch import Tensor
 from turnout.core import random
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.theory.free_riders import ou_map
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ESTIMATORS = ("rms", "mean_abs")
 
 
 @dataclass
-class Behaviour:
+class Behaviour(Spelt):
     """Who lies: these `clients`, or a `share` of all, drawn by the population's seed. Each declares `declared_samples`
     (as many as it was dealt unless given), which its importance follows. Before round `begins` all are honest. Fields
     with `init=False` are state, as those of an algorithm.

@@ -27,6 +27,7 @@ from turnout.clients.devices import PerClient, check_ids, choose, column, requir
 from turnout.core import random
 from turnout.core.errors import UserError, check_room, check_seconds
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt, spelt
 from turnout.theory.chains import feasible, lowest_correlation
 
 _AHEAD = 4  # cells looked at first for the next change
@@ -36,7 +37,7 @@ _NEVER = 2**62  # steps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Chain:
+class Chain(Spelt):
     """What the models below share; they say how chains are correlated and what a renewal draws."""
 
     clock: Clock = "round"
@@ -284,7 +285,7 @@ class Diurnal(Chain):
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
+class Grouped(Spelt):
     """Neighbours come and go together: client i is online when number `groups[i]` of `model` is.
 
     `groups` is a number for each client, or how many groups there are: client i is then in group i % groups.
@@ -343,6 +344,7 @@ class Grouped:
         return None if np.ndim(self.groups) == 0 else np.asarray(value)[self.groups]
 
 
+@spelt
 def heterogeneous(
     clients: int = 100,
     gap: float = 0.4,
@@ -366,6 +368,7 @@ def heterogeneous(
     return Markov(share, np.where(lasting, high, np.maximum(weak, lowest_correlation(share))))
 
 
+@spelt
 def clustered(clients: int = 100, clusters: int = 10, high: float = 0.9, low: float = 0.1) -> Grouped:
     """Clusters of clients that come and go together: the spatial preset of the CA-Fed experiments.
 

@@ -23,6 +23,7 @@ from turnout.clients.once import Once
 from turnout.core import random
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt, spelt
 
 PerClient = float | FloatArray  # one value for everybody, or one a client
 Each = Literal["client", "job"]
@@ -209,7 +210,7 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
-class Devices:
+class Devices(Spelt):
     """Seconds of local work: units of work times a draw, or divided by it when the draw is a `rate`.
 
     `each`: the draw is made once a client, or anew for each job. `per`: one unit is a job, a step or a sample.
@@ -293,28 +294,33 @@ class Options(TypedDict, total=False):
     redraw_below: bool
 
 
+@spelt
 def fx(percent: float, clients: int) -> Devices:
     """The FX scenario: fixed delays, evenly spaced from 1 down to 1 - percent/100 seconds."""
     return Devices(Evenly(percent, clients))
 
 
+@spelt
 def fixed(seconds: float, **options: Unpack[Options]) -> Devices:
     """The same time for everybody."""
     return Devices(Constant(seconds), **options)
 
 
+@spelt
 def table(source: ArrayLike | os.PathLike[str], **options: Unpack[Options]) -> Devices:
     """A time for each client: an array, or a CSV file with the columns `client` and `seconds`."""
     values = _read(source) if isinstance(source, str | os.PathLike) else np.asarray(source, np.float64)
     return Devices(Table(values), **options)
 
 
+@spelt
 def exponential(mean: ArrayLike = 1.0, **options: Unpack[Options]) -> Devices:
     """Exponential times, by default anew for each job."""
     options.setdefault("each", "job")
     return Devices(Exponential(np.asarray(mean, np.float64)), **options)
 
 
+@spelt
 def gaussian(mean: ArrayLike, sd: ArrayLike, **options: Unpack[Options]) -> Devices:
     """Gaussian times, or speeds with `rate`, by default clipped at mean - 3 sd where that is positive.
 
@@ -325,6 +331,7 @@ def gaussian(mean: ArrayLike, sd: ArrayLike, **options: Unpack[Options]) -> Devi
     return Devices(draw, **options)
 
 
+@spelt
 def lognormal(median: ArrayLike, sigma: ArrayLike, **options: Unpack[Options]) -> Devices:
     """Log-normal times: a long tail of slow devices."""
     return Devices(LogNormal(np.asarray(median, np.float64), np.asarray(sigma, np.float64)), **options)

@@ -17,12 +17,13 @@ from numpy.typing import ArrayLike
 from turnout.clients.devices import Draw, PerClient, column, require, sample
 from turnout.clients.once import Once
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a client
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class Links(Spelt):
     """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once,
     `backhaul` by the models that travel between the cloud and its edges."""
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
+from turnout.core.spelling import Spelt
 
 Arrived = Callable[[IntArray], IntArray]  # samples of each client by the end of a period, [k] to [k]
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Spelt):
     """Unlimited: nothing is ever lost."""
 
     def interval(self, arrived: Arrived, period: IntArray) -> tuple[IntArray, IntArray]:

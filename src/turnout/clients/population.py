@@ -28,6 +28,7 @@ from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random
 from turnout.core.errors import UserError, unknown
 from turnout.core.ragged import Ragged
+from turnout.core.spelling import Spelt, spelt
 from turnout.data.dataset import Dataset, as_tensor
 from turnout.data.partition import PARTITIONS, split
 
@@ -69,7 +70,7 @@ _SAMPLES = ("inputs", "targets", "train", "test", "central", "validation", "stre
 
 
 @dataclass(frozen=True)
-class Population:
+class Population(Spelt):
     """N clients: their data, importance, hardware, links, presence and reliability.
 
     Client `i` trains on rows `train.row(i)` of the shared pool `inputs, targets` and is tested on `test.row(i)`.
@@ -143,6 +144,7 @@ class Population:
         return given
 
     @classmethod
+    @spelt
     def of(
         cls,
         dataset: Dataset,
@@ -155,23 +157,33 @@ class Population:
         validation_fraction: float = 0.0,
         unseen_fraction: float = 0.0,
         partition_options: Mapping[str, Any] | None = None,
-        **columns: Any,
+        importance: str | ArrayLike = "samples",
+        devices: Devices | None = None,
+        links: Links | None = None,
+        availability: Availability | None = None,
+        crashes: Crashes | None = None,
+        detection: Detection | None = None,
+        adversary: Adversary | None = None,
+        behaviour: Behaviour | None = None,
+        joined_at: FloatArray | None = None,
+        left_at: FloatArray | None = None,
+        regions: IntArray | None = None,
+        power: Power | None = None,
+        model_bytes: int | None = None,
     ) -> Population:
         """Deal a dataset to clients: `partition` is a name in `PARTITIONS` or a function of (dataset, clients, seed).
 
         Where clients test: `split` keeps `test_fraction` of each client's samples for that, `matched` deals the
         dataset's test set by the same rule, `none` leaves them the central test set only. `validation_fraction` of what
         is left to train on is held back too. `unseen_fraction` of the clients never join: they are only evaluated.
-        `columns` are the other fields of a population: importance, devices, links, ... Without a `seed` the run's seed
-        deals, and draws what happens: what is returned is what a run of seed 0 has.
+        The rest are fields of a population. Without a `seed` the run's seed deals, and draws what happens: what is
+        returned is what a run of seed 0 has.
         """
         if seed is None:
-            fractions = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
-            fractions |= {"unseen_fraction": unseen_fraction}
-            rest = {"test": test, "partition_options": partition_options, **fractions, **columns}
+            given = {name: value for name, value in locals().items() if name not in ("cls", "seed")}
 
             def again(seed: int) -> Population:
-                return cls.of(dataset, clients, partition, seed=seed, **rest)
+                return cls.of(**given, seed=seed)
 
             return again(0)._dealt_by(again)
         if isinstance(partition, str):
@@ -179,7 +191,7 @@ class Population:
                 raise unknown("partition", partition, PARTITIONS)
             partition = PARTITIONS[partition]
         options = dict(partition_options or {})
-        rows = partition(dataset, clients, seed, **options)
+        rows = spelt(partition)(dataset, clients, seed, **options)
         inputs, targets, tests = dataset.inputs, dataset.targets, None
         central = None
         if dataset.test_inputs is not None and dataset.test_targets is not None:
@@ -201,8 +213,29 @@ class Population:
         if validation_fraction:
             rows, validation = split(rows, validation_fraction, seed)
         if unseen_fraction:
-            columns["joined_at"] = _never_join(columns.get("joined_at"), unseen_fraction, len(rows), seed)
-        return cls(inputs, targets, rows, tests, central, validation, seed=seed, **columns)
+            joined_at = _never_join(joined_at, unseen_fraction, len(rows), seed)
+        return cls(
+            inputs,
+            targets,
+            rows,
+            tests,
+            central,
+            validation,
+            importance,
+            devices or fixed(1.0),
+            links or Links(),
+            availability or Always(),
+            crashes or Crashes(),
+            detection or Detection(),
+            adversary,
+            behaviour,
+            joined_at,
+            left_at,
+            regions,
+            power=power,
+            model_bytes=model_bytes,
+            seed=seed,
+        )
 
     def _dealt_by(self, again: Callable[[int], Population]) -> Population:
         object.__setattr__(self, "dealt", Dealt(again, self))
@@ -235,6 +268,7 @@ class Population:
             raise UserError(f"population: {path} holds {type(found).__name__}, which is no population")
         return found
 
+    @spelt
     def streaming(
         self,
         arrivals: Arrivals,

@@ -15,10 +15,11 @@ import numpy as np
 
 from turnout.clients.devices import PerClient, column, positive
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 
 
 @dataclass(frozen=True, eq=False)
-class Power:
+class Power(Spelt):
     """`transmit` watts while a model is under way, `compute` watts at 1 GHz, `speed` in GHz."""
 
     speed: PerClient = 1.0

@@ -23,6 +23,7 @@ from turnout.clients.population import Population
 from turnout.core import random
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import IntArray
+from turnout.core.spelling import Spelt
 
 NORMAL = "normal"
 TRIGGER = 3  # values wide
@@ -137,7 +138,7 @@ UNBOUNDED = ("gaussian_noise", "blur")  # strengths that are no shares
 
 
 @dataclass(frozen=True)
-class BadData:
+class BadData(Spelt):
     """Which share of the clients has which kind of bad data, and how bad each kind is where that is not as usual."""
 
     shares: Mapping[str, float]

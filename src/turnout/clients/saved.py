@@ -93,7 +93,10 @@ def _made(described: Any, folder: Path) -> Any:
     if not isinstance(described, dict):
         return described
     if "class" in described:
-        return _class(described["class"])(**{name: _made(part, folder) for name, part in described["parts"].items()})
+        kind, parts = _class(described["class"]), described["parts"]
+        if surplus := parts.keys() - {part.name for part in fields(kind)}:
+            raise TypeError(f"{kind.__name__} has no part {min(surplus)}")
+        return kind(**{name: _made(part, folder) for name, part in parts.items()})
     ((kind, value),) = described.items()
     if kind == "tuple":
         return tuple(_made(part, folder) for part in value)

@@ -31,6 +31,7 @@ from turnout.clients.once import Once
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt, spelt
 from turnout.data.readers import Table, path_of, read_table
 
 Shift = Literal["none", "random"]
@@ -39,7 +40,7 @@ Spells = tuple[IntArray, FloatArray, FloatArray]  # device, from, until
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Spelt):
     """Spell j: `device[j]` (0, 1, ...) is online from `start[j]` to `end[j]` seconds; all repeats after `period`.
 
     Client i follows device i % D, or one drawn for it (`assign`), from the beginning or from a time drawn for it
@@ -132,6 +133,7 @@ class Trace:
         return Once(partial(_below, purpose="trace shift", high=self._ticks))
 
 
+@spelt
 def read(
     path: str | Path,
     *,

@@ -22,6 +22,10 @@ import torch
 from torch import nn
 
 from turnout import data as datasets
+from turnout.aggregation.optimisers import OPTIMISERS
+from turnout.aggregation.remember import REMEMBER
+from turnout.aggregation.rules import RULES
+from turnout.aggregation.weights import WEIGHTS
 from turnout.algorithms._algorithm import Algorithm
 from turnout.clients import adversary, behaviour, devices, quality, traces
 from turnout.clients.arriving import ARRIVALS
@@ -32,7 +36,7 @@ from turnout.clients.memories import MEMORIES
 from turnout.clients.population import Population
 from turnout.clients.power import Power
 from turnout.clients.regions import deal
-from turnout.config import registry
+from turnout.config import modifiers, registry
 from turnout.config.deployment import Deploy
 from turnout.config.options import Section, call, check, checked_value, options_of, shown
 from turnout.core.errors import UserError, check_room, unknown
@@ -41,6 +45,7 @@ from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
+from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
 from turnout.peers.peers import check_silos, message_bytes
 from turnout.peers.settings import NetworkSettings
@@ -49,6 +54,7 @@ from turnout.record.watch import Screening
 from turnout.run.experiment import Experiment
 from turnout.run.shadow import Shadow
 from turnout.sampling._sampler import Limited
+from turnout.server.closing import WAITS
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.models import MODELS
@@ -89,7 +95,16 @@ BEHAVIOURS: dict[str, Callable[..., Any]] = {
 DEVICES: dict[str, Callable[..., Any]] = {
     name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
 }
+PARTS: dict[str, dict[str, Any]] = {  # of a method, each a section of its own
+    "wait": WAITS,
+    "weigh": WEIGHTS,
+    "remember": REMEMBER,
+    "rule": RULES,
+    "optimiser": OPTIMISERS,
+    "serve": SERVES,
+}
 Settings = dict[str, Section]
+_FORMER = "local as it was"  # beside the sections of a run's own configuration: what it wrote
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
@@ -140,8 +155,8 @@ class ClientSettings:
 
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
-    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "evaluation", "engine",
-    "unlearning", "detectors", "privacy", "deploy",
+    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "wait", "weigh",
+    "remember", "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
 )  # fmt: skip
 _OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
@@ -162,7 +177,21 @@ def builtin_text(name: str) -> str:
 
 def read(source: str, overrides: list[str] | None = None) -> Settings:
     """A file, or a built-in configuration by name; then `section.option=value` for each override."""
-    settings = toml(source)
+    return _overridden(toml(source), overrides)
+
+
+def read_run(folder: Path, overrides: list[str] | None = None) -> Settings:
+    """The configuration that a run has left in its folder, also one of version 0.1; then the overrides."""
+    settings = toml(str(folder / "config.toml"))
+    return _overridden(modernise(settings), overrides) | {_FORMER: settings.get("local", {})}
+
+
+def modernise(settings: Settings) -> Settings:
+    """Settings of version 0.1 as they are written now."""
+    return settings | ({"local": modifiers.modernise(settings["local"])} if "local" in settings else {})
+
+
+def _overridden(settings: Settings, overrides: list[str] | None) -> Settings:
     for override in overrides or []:
         apply(settings, override)
     _check_use(settings, overrides or [])
@@ -211,6 +240,11 @@ def apply(settings: Settings, text: str) -> None:
     except RecursionError as error:
         raise UserError(f"{key.strip()}: its lists and tables are nested too deep to be read") from error
     options = settings.setdefault(section, {})
+    *tables, option = option.split(".")
+    for table in tables:
+        options = options.setdefault(table, {})
+        if not isinstance(options, dict):
+            raise UserError(f"{key.strip()}: {table} is a value there, not a table of options")
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
     options[option] = parsed
@@ -271,7 +305,10 @@ def build(
         as_given = {section: dict(options) for section, options in given.items()}
         population, shadow = _population(run, dataset, counted, given, complete, make)
     task = _task(run, dataset, given, complete, make) if brought is None else brought.task
-    local = make("local", LocalSGD) if brought is None else brought.local
+    if brought is None:
+        local, complete["local"] = modifiers.make_local(given["local"])
+    else:
+        local = brought.local
     algorithm_name = _name(given, "algorithm")
     algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
@@ -289,6 +326,9 @@ def build(
         population = replace(population, adversary=foe)
         found = {name: value for name, value in vars(foe).items() if value is not None}
         complete["adversary"] = {"name": "silence", **check("adversary", adversary.Silence, found, set())[1]}
+    for section, kinds in PARTS.items():
+        if given[section]:
+            extra[section] = _part(section, kinds, given, make)
     complete["network"] = {}  # a plain ring, or a server
     if _takes(algorithm_class, "network"):
         extra |= _network(run, population, task, plan, local, given, make)
@@ -313,7 +353,12 @@ def build(
     )
     experiment.fingerprint = fingerprint(complete)
     threads = given["engine"].get("threads", 0)
-    experiment.former = fingerprint({**complete, "engine": {**complete["engine"], "threads": threads}})
+    older: Settings = {**complete, "engine": {**complete["engine"], "threads": threads}}
+    if brought is None:
+        chain = settings.get(_FORMER, {}).get("transform", "")
+        before = modifiers.demodernise(complete["local"], local, chain)
+        older = {} if before is None else {**older, "local": before}
+    experiment.former = fingerprint(older) if older else ""
     return experiment, run, complete
 
 
@@ -510,6 +555,14 @@ def _task(run: RunSettings, dataset: Dataset, given: Settings, complete: Setting
     return task
 
 
+def _part(section: str, kinds: dict[str, Any], given: Settings, make: Callable[..., Any]) -> Any:
+    """A part of a method, built in or `package.module:Class` of the user's own."""
+    name = _name(given, section)
+    if ":" not in name and name not in kinds:
+        raise unknown(f"{section}.name", name, kinds)
+    return make(section, dotted(f"{section}.name", name) if ":" in name else kinds[name], name=name)
+
+
 def _name(given: Settings, section: str, default: str | None = None) -> str:
     name = given[section].pop("name", default)
     if not isinstance(name, str):
@@ -530,7 +583,7 @@ def fingerprint(complete: Settings) -> str:
 
 
 def as_toml(settings: Settings) -> str:
-    """Sections of plain values; options without a value are left out."""
+    """Sections of plain values and tables of such; options without a value are left out."""
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
@@ -543,7 +596,8 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(name)} = {_value(part)}" for name, part in value.items()) + "}"
+        parts = (f"{_key(name)} = {_value(part)}" for name, part in value.items() if part is not None)
+        return "{" + ", ".join(parts) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnout.core.errors import UserError
+from turnout.core.errors import UserError, meant
 
 Section = dict[str, Any]
 # What a value may be, wherever it is given.
@@ -41,7 +40,10 @@ def _signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     own_init = inspect.isclass(function) and not is_dataclass(function)  # inherited fields have other modules
     hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, tuple[Any, Any]] = {}
+    parts = {part.name for part in fields(function) if part.metadata.get("part")} if is_dataclass(function) else set()
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in parts:  # they have sections of their own
+            continue
         if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict]
             typed = get_args(hints.get(parameter.name))
             options |= {name: (hint, None) for name, hint in get_type_hints(typed[0]).items()} if typed else {}
@@ -55,9 +57,7 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
     known = options_of(function, hidden)
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
-            raise UserError(f"{section}.{name}: unknown option; {hint}")
+            raise UserError(f"{section}.{name}: unknown option; {meant(name, known)}")
     checked = {name: checked_value(f"{section}.{name}", value, known[name][0]) for name, value in values.items()}
     complete: Section = {}
     for name, (hint, default) in known.items():

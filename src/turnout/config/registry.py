@@ -1,4 +1,4 @@
-"""Names: an algorithm, a sampler, a dataset is called what its file is called."""
+"""Names: an algorithm or a sampler is called what its file is called, or what a distribution registers it as."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from typing import Any
 
 from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, unknown
-from turnout.core.imports import dotted
+from turnout.core.imports import dotted, load_registered, registered
 from turnout.sampling._sampler import Sampler
 
 _PACKAGES: dict[str, tuple[str, type]] = {
     "algorithm": ("turnout.algorithms", Algorithm),
     "sampler": ("turnout.sampling", Sampler),
 }
+GROUPS = {"algorithm": "turnout.algorithms", "sampler": "turnout.samplers"}  # of entry points
 
 
 def names(kind: str) -> list[str]:
     """All names of a kind: `algorithm` or `sampler`."""
+    return sorted({*_own(kind), *registered(GROUPS[kind])})
+
+
+def _own(kind: str) -> list[str]:
     package = importlib.import_module(_PACKAGES[kind][0])
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    return [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
 
 
 def find(kind: str, name: str) -> type[Any]:
-    """The class that a file of that name defines. `package.module:Class` names a class of the user's own."""
+    """Find the class that a file of that name defines or a distribution registers, or a user's own `module:Class`."""
     package, base = _PACKAGES[kind]
-    if ":" in name:
-        found = dotted(f"{kind}.name", name)
+    if ":" in name or name in registered(GROUPS[kind]):
+        option = f"{kind}.name"
+        found = dotted(option, name) if ":" in name else load_registered(option, GROUPS[kind], name, _own(kind))
         if not (inspect.isclass(found) and issubclass(found, base)):
-            raise UserError(f"{kind}.name: {name} is not a subclass of {base.__module__}.{base.__name__}")
+            raise UserError(f"{option}: {name} is not a subclass of turnout.{base.__name__}")
         return found
     if name not in names(kind):
         other = next((other for other in _PACKAGES if name in names(other)), None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -18,10 +19,26 @@ class FailedError(Exception):
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """`UserError` for a misspelt name, with the nearest allowed one."""
-    options = sorted(allowed)
+    return UserError(f"{kind}: unknown name {name!r}; {meant(name, sorted(allowed))}")
+
+
+def meant(name: str, allowed: Iterable[str]) -> str:
+    """The end of a sentence about a misspelt name: the nearest allowed one, or all of them."""
+    options = list(allowed)
     near = difflib.get_close_matches(name, options, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options)}"
-    return UserError(f"{kind}: unknown name {name!r}; {hint}")
+    return f"did you mean {near[0]}?" if near else f"allowed: {', '.join(options) or 'none'}"
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Say options by the names under which they were given: `{"wait.size": "algorithm.buffer_size"}`."""
+    try:
+        yield
+    except UserError as error:
+        for old, new in names.items():
+            if str(error).startswith(old):
+                raise UserError(new + str(error).removeprefix(old)) from error
+        raise
 
 
 def check_positive(name: str, value: float | None) -> None:

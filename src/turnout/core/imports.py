@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -28,9 +29,31 @@ def dotted(option: str, name: str) -> Any:
 
 
 @cache
-def registered(group: str) -> dict[str, EntryPoint]:
-    """What installed distributions register in a group of entry points, by name."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+def registered(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """What installed distributions register in a group of entry points, by name; more than one is a clash."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=group):
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def load_registered(option: str, group: str, name: str, built_in: Iterable[str] = ()) -> Any:
+    """What an installed distribution registers under a name that nobody else has."""
+    entries, who = registered(group)[name], distributions(group, name)
+    if name in built_in:
+        raise UserError(f"{option}: {name} is built in, and {who} registers it too; rename or uninstall that one")
+    if len(entries) > 1:
+        raise UserError(f"{option}: {name} is registered by {who}; uninstall all but one")
+    try:
+        return entries[0].load()
+    except Exception as error:  # whatever a module of somebody else's raises
+        why = f"{entries[0].value} cannot be imported: {_first_line(error)}"
+        raise UserError(f"{option}: {name} of {who} is broken ({why})") from error
+
+
+def distributions(group: str, name: str) -> str:
+    """Who registers a name: the installed distributions, in words; empty if nobody does."""
+    return " and ".join(sorted(entry.dist.name if entry.dist else "?" for entry in registered(group).get(name, ())))
 
 
 def optional(use: str, module: str, install: str) -> Any:

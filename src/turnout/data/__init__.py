@@ -18,22 +18,33 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 import numpy as np
 
 from turnout.core.errors import UserError, unknown
+from turnout.core.imports import distributions, load_registered, registered
 from turnout.data.dataset import Dataset
 
 __all__ = ["Dataset", "load", "loader", "names"]
 
+GROUP = "turnout.datasets"  # of entry points
 _HELPERS = {"dataset", "partition", "prepare", "readers"}
 
 
 def names() -> list[str]:
-    """Every dataset that `load` knows."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
+    """Every dataset that `load` knows: ours, and those that installed distributions register."""
+    return sorted({*_own(), *registered(GROUP)})
+
+
+def _own() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS]
 
 
 def loader(name: str) -> Callable[..., Dataset]:
     """The function behind a name; its signature lists the options. Only now is its module imported."""
     if name not in names():
         raise unknown("dataset", name, names())
+    if name in registered(GROUP):
+        found = load_registered("data.name", GROUP, name, _own())
+        if not callable(found):
+            raise UserError(f"data.name: {name} of {distributions(GROUP, name)} is not a function")
+        return cast(Callable[..., Dataset], found)
     return cast(Callable[..., Dataset], import_module(f"{__name__}.{name}").load)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
@@ -24,7 +25,7 @@ def as_tensor(what: str, values: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Spelt):
     """Samples before they are dealt to clients: tensors, or NumPy arrays, which become tensors. `num_classes` None
     means regression."""
 

@@ -135,8 +135,8 @@ class Worker:
         """Choose how the client serves a model of that version; None: as it comes."""
         people, algorithm = self.population, self.algorithm
         adapts, unseen = people.has_samples(_ALONE, 0.0)[0], not people.joined(_ALONE, 0.0)[0]
-        adapted = algorithm.adaptation(bool(unseen)) if adapts else None
-        return Personal.of(adapted, algorithm.predictor(), people, version, 0.0, self.seed)
+        adapted, kept = algorithm.served(bool(unseen))
+        return Personal.of(adapted if adapts else None, kept, people, version, 0.0, self.seed)
 
 
 def _answer(request: Request, payload: Named | None = None, **said: str | int | float) -> RecordDict:
@@ -151,9 +151,7 @@ def worker(folder: Path) -> Worker:
     from turnout.config import config
     from turnout.deploy.shard import read_shard
 
-    experiment, _, _ = config.build(
-        config.read(str(folder / "config.toml")), known=read_shard(folder / "shard.safetensors")
-    )
+    experiment, _, _ = config.build(config.read_run(folder), known=read_shard(folder / "shard.safetensors"))
     return Worker(experiment, Memory(folder / "memory"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,8 +23,9 @@ from turnout.deploy.screen import Evaluation, Failed, Measures, RejectedError, R
 from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
 from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation
+from turnout.server.jobs import ARRIVED, CRASHED, OFFLINE, REJECTED, Job
 from turnout.server.mailbox import Mailbox
-from turnout.server.updates import ARRIVED, CRASHED, OFFLINE, REJECTED, Job, Updates
+from turnout.server.updates import Updates
 
 _LIFETIME = 30 * 86400.0  # seconds of a message: clients' clocks may be wrong by days, this server's own limit decides
 
@@ -219,7 +219,7 @@ class Correspondence(Mailbox):
             job.result = job.local = None
             job.progress = job.done
         if self._in_flight.get(job.client) is job:
-            heapq.heappush(self._events, (job.ends_at, job.client, job.number))
+            self._flight.queue.add([(job.ends_at, job.client, job.number)])
 
     def _train(self, needed: Sequence[Job]) -> None:
         assert not needed, "a deployed job has its result when it arrives"

@@ -13,8 +13,7 @@ from turnout.engine.engine import Engine, Results
 from turnout.engine.plan import Plan
 from turnout.engine.train import Jobs
 from turnout.server.dispatch import Invitation
-from turnout.server.mailbox import NOT_KNOWN
-from turnout.server.updates import ARRIVED, Job
+from turnout.server.jobs import ARRIVED, NOT_KNOWN, Job
 
 
 def new_jobs(invitation: Invitation, clock: int, declared: IntArray) -> list[Job]:

@@ -21,10 +21,11 @@ from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
 from turnout.record.history import History
 from turnout.run.experiment import Experiment
 from turnout.server.dispatch import FOREVER, Invitation
+from turnout.server.jobs import ARRIVED, CANCELLED, Job
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import ARRIVED, CANCELLED, Job, Updates
+from turnout.server.updates import Updates
 
 Columns = dict[str, NDArray[Any]]
 Row = tuple[float, str, int]  # seconds, what, client: see `Timeline`
@@ -55,7 +56,7 @@ class Replay(Simulation):
 
     def online(self) -> OnlineSet:
         self._catch_up()
-        return Live(self.population, self.version, self.now, self._busy)
+        return Live(self.population, self.version, self.now, self._flight.busy)
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         tick = next(self._waits, None)

@@ -33,10 +33,11 @@ from turnout.deploy.wire import (
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch
 from turnout.server.durations import Durations
-from turnout.server.mailbox import NOT_KNOWN
-from turnout.server.server import ByClient, Server
+from turnout.server.jobs import LEFT, NOT_KNOWN
+from turnout.server.measurement import ByClient
+from turnout.server.server import Server
 from turnout.server.state import Facts
-from turnout.server.updates import LEFT, Updates
+from turnout.server.updates import Updates
 
 _FIRST_PAUSE = 0.01  # seconds
 
@@ -73,7 +74,7 @@ class Deployment(Correspondence):
         return True
 
     def _comes_by(self, close: int | None) -> bool:
-        return bool(self._events) and (close is None or self._events[0][0] <= close)
+        return self._flight.queue.due(close)
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         self._poll()
@@ -150,7 +151,7 @@ class Deployment(Correspondence):
             self._over_with(job, LEFT)
 
     def online(self) -> OnlineSet:
-        return Live(self.population, self.version, self.now, self._busy)
+        return Live(self.population, self.version, self.now, self._flight.busy)
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)
@@ -173,7 +174,7 @@ class Deployment(Correspondence):
         return self._told[1]
 
     def _ask_measures(self, model: Tensor) -> dict[str, ByClient]:
-        panel = next(iter(self._evaluators.values())).clients
+        panel = next(iter(self._measurement.evaluators.values())).clients
         asked = [client for client in panel.tolist() if client in self._nodes]
         array, kind, names = encode(model), MessageType.EVALUATE, frozenset({"loss", *self.task.metrics})
         contents = (pack_question(Question(self.version, self._states[client]), array) for client in asked)

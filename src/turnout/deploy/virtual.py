@@ -32,10 +32,11 @@ from turnout.deploy.screen import RejectedError, Rejection
 from turnout.engine.blocks import Block
 from turnout.engine.evaluate import Evaluator
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.server import Among, ByClient, ModelChoice
+from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
+from turnout.server.measurement import ByClient
+from turnout.server.server import Among, ModelChoice
 from turnout.server.simulation import Simulation
 from turnout.server.state import Facts, nest, unnest
-from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
 from turnout.task.task import Task
 
 
@@ -133,7 +134,7 @@ class AppSimulation(Simulation):
         among: Among | None = None,
     ) -> None:
         own = any(isinstance(value, np.ndarray) for value in vars(work).values())
-        if not isinstance(work, AppWork) or own or work.report or work.transform or among is not None:
+        if not isinstance(work, AppWork) or own or work.report or work.modifiers or among is not None:
             raise _not_for_apps(type(self.algorithm).__name__)
         super().invite(clients, work, model, hold=hold, again=again)
 

@@ -32,8 +32,9 @@ from turnout.deploy.screen import RejectedError, Rejection
 from turnout.deploy.virtual import AppSimulation, AppWork
 from turnout.local.sgd import LocalSGD
 from turnout.server.dispatch import FOREVER
-from turnout.server.server import ByClient, Server
-from turnout.server.updates import ARRIVED, CRASHED, REJECTED, Job
+from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
+from turnout.server.measurement import ByClient
+from turnout.server.server import Server
 from turnout.task.task import Task
 
 _POLL = 1.0  # seconds that asking in vain takes at most
@@ -107,8 +108,8 @@ class GridSimulation(AppSimulation):
 
     def _finish(self, jobs: list[Job]) -> None:
         super()._finish(jobs)
-        self._take(self._inbox, None, None)
-        self._take(self._failures, None, None)
+        self._inbox.clear()
+        self._failures.clear()
         for job in jobs:
             self.grid.deliver(job)
 

@@ -196,7 +196,7 @@ class Evaluator:
     def _prepared(self, personal: Personal, model: Tensor, store: ClientStore, clients: NDArray[np.int64]) -> Named:
         """Make what each client predicts from, `[len(clients), ...]`."""
         work, cohort, samples = personal.work, self.cohort, personal.samples
-        state = store.get(work.state_shapes(cohort.task), clients)
+        state = store.get(work.trained_shapes(cohort.task), clients)
         if samples is None:
             return state
         own = samples(clients)

@@ -42,7 +42,9 @@ CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are con
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
     """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
-    `plain_for` such a task, and has every part from a class that says so."""
+    `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
+    if work.active:
+        return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     kind: Any = type(work)
     ordinary = work.plain_for is type(task) and _has_plain_parts(kind)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 from turnout.engine.convolutions import FORMS
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
@@ -22,7 +23,7 @@ _RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20),
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Spelt):
     """Every choice that can change a bit of the result. The same plan on the same machine gives the same bits."""
 
     device: str = "cpu"
@@ -72,7 +73,7 @@ class Plan:
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
         """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
-        vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.state_shapes(task)))
+        vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:

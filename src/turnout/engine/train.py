@@ -34,7 +34,7 @@ from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
 from turnout.engine.plan import Plan
-from turnout.local import reports
+from turnout.local import job, reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -289,13 +289,13 @@ class Cohort:
         received = self._plain.received(jobs.models, jobs.received)
 
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
-            return work.bind(option).start(task, received, state, self._client(chunk, local))
+            return job.begin(work.bind(option), task, received, state, self._client(chunk, local))
 
         def step(option: Named, params: Tensor, carry: Any, batch: FiveTensors, number: int) -> Any:
-            return work.bind(option).step(task, params, carry, Batch(*batch, number))
+            return job.advance(work.bind(option), task, params, carry, Batch(*batch, number))
 
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
-            return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
+            return job.conclude(work.bind(option), task, received, params, carry, state, self._client(chunk, local))
 
         def mini_batches() -> Iterator[Batch]:
             rows, batch_weights = batches.rows(index), batches.weights(dtype)
@@ -342,7 +342,7 @@ class Cohort:
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
             {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
-            for shapes in (jobs.work.sends(self.task), jobs.work.state_shapes(self.task))
+            for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
         )
 
         def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
@@ -366,15 +366,15 @@ class Cohort:
                     weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
-            params, carry = work.start(task, received, state, data)
+            params, carry = job.begin(work, task, received, state, data)
             if plain_sgd.applies(task, work, ()):
                 most = int(steps[i]) * rows.shape[-1]
                 counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
                 params = params + self._plain.run_client(task, params, work.lr, most, counted)
             else:
                 for batch in mini_batches():
-                    params, carry = work.step(task, params, carry, batch)
-            return *work.answer(task, received, params, carry, state, data), params
+                    params, carry = job.advance(work, task, params, carry, batch)
+            return *job.conclude(work, task, received, params, carry, state, data), params
 
         def share(worker: int) -> None:
             with torch.no_grad():

@@ -1,5 +1,5 @@
-"""What one client computes, written for one client; the cohort engine vectorises it."""
+"""What one client computes, written for one client; the engine does it for many."""
 
-from turnout.local.sgd import Batch, ClientData, LocalSGD
+from turnout.core.lazy import lazily
 
-__all__ = ["Batch", "ClientData", "LocalSGD"]
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

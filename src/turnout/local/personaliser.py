@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors
+from turnout.core.spelling import Spelt
 from turnout.local.datastore import Datastore, check_capacity, check_growth, fingerprint, room
 from turnout.local.neighbours import KNN, check_votes, flat, mixed
 from turnout.task.task import look_inside
@@ -85,7 +86,7 @@ def memorise(
 
 
 @dataclass
-class KNNPersonaliser:
+class KNNPersonaliser(Spelt):
     """`layer` names the one whose output represents a sample, or computes it; without it, what the last fully connected
     layer is given. `capacity` is how many samples are kept, as a share (a float) or a number (an int), and `keep` which
     (see `Datastore.limited`). Integer targets are classes and the model's outputs logits; real ones are a regression.

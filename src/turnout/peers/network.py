@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import UserError, check_positive
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 
 BoolArray = NDArray[np.bool_]
 
@@ -27,7 +28,7 @@ class OverlayError(UserError):
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Network(Spelt):
     """N silos and what lies between them."""
 
     names: tuple[str, ...]
@@ -72,7 +73,7 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(Spelt):
     """What a round costs: s local steps of compute_time[i] seconds, then a message of model_bits along every arc."""
 
     model_bits: float
@@ -93,7 +94,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, eq=False)
-class Overlay:
+class Overlay(Spelt):
     """Who sends to whom: the same in every round, unless a subclass says otherwise."""
 
     name: str

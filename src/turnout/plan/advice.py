@@ -18,7 +18,7 @@ import numpy as np
 from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.fedavg import FedAvg
-from turnout.algorithms.fedbuff import MODES, FedBuff
+from turnout.algorithms.fedbuff import FedBuff
 from turnout.algorithms.fedfix import FedFix
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
@@ -26,6 +26,7 @@ from turnout.core.random import FloatArray
 from turnout.local.sgd import LocalSGD
 from turnout.plan.rehearsal import schedule
 from turnout.sampling.full import Full
+from turnout.server.closing import MODES
 from turnout.server.durations import Durations
 from turnout.server.participation import rates
 from turnout.server.policy import Policy, Schedule

@@ -13,15 +13,16 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms._arrivals import Arrivals
 from turnout.clients.population import Population
 from turnout.core.random import FloatArray
+from turnout.core.spelling import spelt
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.policy import Schedule
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation, by_work
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import Job
 from turnout.task.task import Task
 
 
@@ -93,6 +94,7 @@ class _Uses(Observer):
                 self.rows.append((job.ends_at / ticks, record.time, number, job.client, number - int(staleness)))
 
 
+@spelt
 def rehearse(
     algorithm: Algorithm,
     population: Population,
@@ -117,6 +119,7 @@ def rehearse(
     return server.run()
 
 
+@spelt
 def schedule(
     algorithm: Algorithm,
     population: Population,

@@ -27,10 +27,10 @@ from turnout.local.transforms import Clip, Noise
 from turnout.sampling._sampler import Independent
 from turnout.sampling.fill import Fill
 from turnout.sampling.uniform import Uniform
+from turnout.server.jobs import ARRIVED
 from turnout.server.observer import Observer, Round
 from turnout.server.privacy import Privacy, promised_noise
 from turnout.server.sealed import foreign
-from turnout.server.updates import ARRIVED
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -168,7 +168,9 @@ def accountants(server: Server, settings: Privacy | None) -> tuple[dict[str, Acc
     open_noise: dict[str, dict[str, Any]] = {}
     local = promised_noise(server)
     if settings is not None and not settings.noise and local is None:
-        raise UserError("privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.transform")
+        raise UserError(
+            "privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.modifiers=clip,noise"
+        )
     if server.privacy is not None:
         if server.privacy.noise_seed is None:
             found["central"] = CentralAccounting(server.privacy)

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import Observer, Round
-from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import Observer, Round
-from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
+    from turnout.server.jobs import Job
     from turnout.server.server import Server
-    from turnout.server.updates import Job
 
 _MEANS = (
     "eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds",

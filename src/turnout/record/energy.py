@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from turnout.clients.power import Power
+from turnout.server.jobs import together
 from turnout.server.observer import Observer, Round
-from turnout.server.updates import together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from turnout.core.files import reading, write_durably
 from turnout.core.random import FloatArray, IntArray
+from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import NO_FACTS, Observer, Round
-from turnout.server.updates import ARRIVED, together
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -20,16 +20,17 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.files import append_lines, as_json_text, write_text
 from turnout.core.random import FloatArray
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.record.ended import record_resume
 from turnout.record.retention import Models, superseded
 from turnout.record.table import Table, Turn
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Watch
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.sealed import prying
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
@@ -136,10 +137,10 @@ class Sensitivity(Observer):
             facts["largest_pull"] = max(facts["largest_pull"], float(work.pull))
             facts["momentum"] |= bool(work.momentum)
             facts["clipped"] |= work.clip_norm is not None
-            facts["transformed"] |= bool(work.transform)
+            facts["transformed"] |= bool(work.transforms)
             facts["client_state"] |= bool(work.stored_shapes(server.task))
             facts["proximal"] |= bool(work.pull > work.weight_decay)
-            facts["other_work"] |= type(work) not in (LocalSGD, ProximalSGD)
+            facts["other_work"] |= type(work) is not LocalSGD or any(type(part) is not Proximal for part in work.active)
         smooth = self.settings.smoothness
         if smooth is not None and "expansive" not in facts:
             whole = smooth + facts["largest_pull"]

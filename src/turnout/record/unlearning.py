@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.spelling import Spelt
 from turnout.record import calibration
 from turnout.record.lineage import BUDGETS
 
@@ -17,7 +18,7 @@ WEIGHTS = ("realised", "population")
 
 
 @dataclass(frozen=True)
-class Unlearning:
+class Unlearning(Spelt):
     """A budget (`epsilon`, `delta`), the noise `sigma` of every rollback, and how sensitivity is bounded and kept.
 
     `retention` says which models are kept to roll back to: `all`, every `every`-th (`thinned`), or for each client the

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 from turnout.record.detectors import DETECTORS, SURE, Averaging, Detector, Reading, Step
 from turnout.record.history import Table
+from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.state import load_state, nest, save_state, unnest
-from turnout.server.updates import Job, Updates
+from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -39,7 +41,7 @@ _DONE = {EXCLUDE: "excluded", DOWN_WEIGHT: "down_weighted"}
 
 
 @dataclass(frozen=True)
-class Screening:
+class Screening(Spelt):
     """Which detectors look, those that accuse few unless `names` are given, and what follows for whom they suspect.
 
     `report` only logs; `exclude` gives no weight to a suspect's update; `down_weight` gives it `factor` times its

@@ -15,6 +15,7 @@ import numpy as np
 
 from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_toml
+from turnout.core.spelling import spelt
 from turnout.record.history import read_segments
 from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
 from turnout.record.views import Columns, Views
@@ -107,6 +108,7 @@ class Recorded(Views):
         return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
+@spelt
 def recorded(folder: Path | str, command: str = "report", mark: str = "plan.json") -> Recorded:
     """Read the run in a folder, for a command that names what is damaged; `mark` is the file by which it is one."""
     folder = Path(folder)

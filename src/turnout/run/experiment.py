@@ -13,6 +13,7 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.files import as_json_text, write_durably, write_tensors, write_text
+from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
 from turnout.record.audit import Audit, Findings
@@ -39,7 +40,7 @@ _RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoi
 
 
 @dataclass
-class Experiment:
+class Experiment(Spelt):
     """Everything that decides a run's result."""
 
     task: Task
@@ -128,8 +129,23 @@ class Result(Views):
         return found | ({"privacy": self.privacy} if self.privacy else {})
 
 
+@spelt
 def simulate(
-    task: Task, population: Population, algorithm: Algorithm, rounds: int | None = 100, *, seed: int = 0, **options: Any
+    task: Task,
+    population: Population,
+    algorithm: Algorithm,
+    rounds: int | None = 100,
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+    target: float | None = None,
+    measure: str = "test_accuracy",
+    evaluation: Evaluation | None = None,
+    plan: Plan | None = None,
+    unlearning: Unlearning | None = None,
+    screening: Screening | None = None,
+    privacy: Privacy | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Train in virtual time, in memory. The seed governs all that is drawn: the first model, who has which samples,
     what happens to the clients, their batches. `Task(seed=...)` and `Population.of(seed=...)` fix their own part of it;
@@ -138,15 +154,24 @@ def simulate(
     >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
     >>> result.measures["test_accuracy"], result.audit.never_heard
 
-    `options` are the other fields of `Experiment`, `seconds`, `target`, `measure` of the stop rule, and `observers`.
+    `rounds`, virtual `seconds` and the `target` of a `measure` are the `Stopping` rule; the rest is of `Experiment`.
     """
-    rule = {name: options.pop(name) for name in ("seconds", "target", "measure") if name in options}
-    observers = options.pop("observers", ())
-    return execute(
-        Experiment(task, population, algorithm, seed, Stopping(rounds, **rule), **options), observers=observers
+    experiment = Experiment(
+        task,
+        population,
+        algorithm,
+        seed,
+        Stopping(rounds, seconds, target, measure),
+        evaluation or Evaluation(),
+        plan or Plan(),
+        unlearning=unlearning,
+        screening=screening,
+        privacy=privacy,
     )
+    return execute(experiment, observers=observers)
 
 
+@spelt
 def execute(
     experiment: Experiment,
     folder: Path | None = None,

@@ -16,6 +16,7 @@ from turnout.clients.availability import Always, Crashes
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
@@ -30,7 +31,7 @@ _MOST_ROUNDS = 10_000
 
 
 @dataclass
-class Shadow:
+class Shadow(Spelt):
     """Silence clients found beforehand, in runs without an adversary on data dealt anew: those whose gradients, and of
     the others those whose momenta, grow most between rounds `first` and `last`. Unless given they are a quarter and a
     tenth of all clients. The run is then one with `silence`, and its configuration names the clients.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from turnout.core import random
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population
@@ -41,7 +42,7 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 
 
 @dataclass
-class Sampler:
+class Sampler(Spelt):
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
     # Whether the choice follows from data or updates of clients: a class in which it does not declares False itself.
@@ -55,6 +56,14 @@ class Sampler:
     def decide(self, server: Server, answers: Updates) -> Selection:
         """Whose update to fetch, of those who have answered with its norm."""
         raise NotImplementedError
+
+    def settled(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
+        """The updates that count, and whose they are: all answers, or those fetched after a look at their norms."""
+        if not self.decides_later:
+            return answers, chosen
+        decided = self.decide(server, answers)
+        server.cancel(np.setdiff1d(chosen.clients, decided.clients))
+        return server.fetch(decided.clients), decided
 
     def moments(self, server: Server) -> Moments | None:
         """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance

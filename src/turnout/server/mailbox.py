@@ -7,10 +7,7 @@ anything happens by a tick (`_due`), and where results come from (`_train`).
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import chain, islice
 from typing import Any, ClassVar
 
@@ -22,17 +19,20 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
+from turnout.server.flight import Flight
+from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
 from turnout.server.observer import Observer
 from turnout.server.server import Among, Keep, ModelChoice, Server
-from turnout.server.state import Facts, load_jobs, nest, save_jobs, unnest
-from turnout.server.updates import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job, Updates
+from turnout.server.state import Facts, load_jobs, nest, save_jobs, share_tensors, unnest
+from turnout.server.updates import Updates
+from turnout.server.waiting import Wait
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-NOT_KNOWN = -1  # the end of a job of which nothing has been heard
 MOST_CRASHES = 3  # in a row, after which a standing invitation rests until the wait is over
 
 
@@ -46,11 +46,7 @@ class Mailbox(Server):
         self._ticks = self.population.ticks_per_second
         self._hides = privacy.hides(self)
         self._clock = 0  # ticks
-        self._events: list[tuple[int, int, int]] = []  # heap of (tick, client, job number)
-        self._crew: Crew | None = None  # in flight, alone and together
-        self._flying: dict[int, Job] = {}  # in flight, by client
-        self._heard = self._standing = 0  # of those in flight: who will be heard of, who has a standing invitation
-        self._busy = np.zeros(self.population.size, bool)  # whose job is in flight
+        self._flight = Flight(self.population.size)
         self._inbox: list[Job] = []  # arrived, in order
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
@@ -86,23 +82,16 @@ class Mailbox(Server):
 
     @property
     def in_flight(self) -> int:
-        return len(self._flying) + len(self._crew or ())
+        return len(self._flight)
 
     @property
     def _in_flight(self) -> dict[int, Job]:
-        """By client; whoever looks at jobs in flight finds them one by one."""
-        self._disperse()
-        return self._flying
-
-    def _disperse(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            self._enter_flight(crew.jobs)
+        return self._flight.jobs
 
     @property
     def _alone(self) -> bool:
-        """Whether jobs that begin now can stay together until all have arrived, if nothing happens to them."""
-        others = self._crew or self._flying or self._inbox or self._failures or self._restarting
+        """Tell whether jobs that begin now can stay together until all have arrived, if nothing happens to them."""
+        others = len(self._flight) or self._inbox or self._failures or self._restarting
         return not others and not self._one_by_one and self.algorithm.clients_keep == "nothing"
 
     @property
@@ -110,7 +99,7 @@ class Mailbox(Server):
         return self._clock / self._ticks
 
     def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, self._busy if self.in_flight else None)
+        return OnlineSet(self.population, self.version, self.now, self._flight.busy if self.in_flight else None)
 
     def invite(
         self,
@@ -126,19 +115,14 @@ class Mailbox(Server):
         if not len(ids):
             return
         self._check_invited(ids)
-        if work.transform:
-            self._check_transform(work, among)
+        if work.modifiers:
+            self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
         work, options = _split(work, len(ids))
         jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
-        self._busy[ids] = True
-        if type(jobs) is Crew:
-            self._crew = jobs
-        else:
-            self._disperse()
-            self._enter_flight(jobs)
-        self._tally["invited"] += len(jobs)
+        self._flight.enter(ids, jobs)
+        self._rounds.tally["invited"] += len(jobs)
         for observer in self.observers:
             observer.on_invite(self, jobs)
 
@@ -149,16 +133,19 @@ class Mailbox(Server):
             raise UserError(f"invite: client {lowest if lowest < 0 else highest} is not in the population")
         if len(ids) > 1 and (ordered[1:] == ordered[:-1]).any():
             raise UserError("invite: a client is named twice; a client works on one job at a time")
-        if self.in_flight and len(busy := ids[self._busy[ids]]):
+        if self.in_flight and len(busy := ids[self._flight.busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
-    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+    def _check_modifiers(self, work: LocalSGD, among: Among | None) -> None:
+        check_names(work, self.task)
+        if not work.transforms:
+            return
         transforms.check(work, self.task)
         if among is not None:
-            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+            raise UserError("local.modifiers: clients of this algorithm exchange models; transforms are for updates")
         if self.algorithm.clients_keep == "models":
             raise UserError(
-                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "local.modifiers: clients of this algorithm go on from models of their own, which the server would no "
                 "longer know"
             )
 
@@ -229,80 +216,42 @@ class Mailbox(Server):
     # -- waiting ----------------------------------------------------------------------------------------------
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
-        wanted = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
-        if seconds is not None and not seconds >= 0:
-            raise UserError(f"wait: {seconds} seconds; it must be at least 0")
-        limited = seconds is not None and seconds * self._ticks < FOREVER
-        close = self._clock + round(seconds * self._ticks) if limited and seconds is not None else None
-        timer = count is None and limited
+        clients = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
+        wait = Wait(count, clients, self._tick_in(seconds))
         self._crashes.clear()
-        if wanted is None and not timer and (whole := self._arrived_whole(count, close)) is not None:
+        if (whole := self._arrived_whole(wait)) is not None:
             return self._handed(whole)
-        in_flight = self._in_flight
-        if wanted is None:
-            ready, expected, alive, standing = len(self._inbox), len(in_flight), self._heard, self._standing
-        else:
-            awaited = [in_flight[client] for client in wanted if client in in_flight]
-            ready = sum(job.client in wanted for job in self._inbox)
-            expected, alive = len(awaited), sum(job.heard for job in awaited)
-            standing = sum(job.again for job in awaited)
-        if count is None and not limited and standing:
-            raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
-        while count is None or ready < count:
-            for job in self._restart():
-                if wanted is None or job.client in wanted:
-                    expected, alive = expected + 1, alive + job.heard
-            if not timer and not expected:
+        wait.begin(self._flight, self._inbox)
+        while not wait.enough():
+            wait.add_begun(self._restart())
+            if wait.in_vain():
                 break
-            if close is None and not alive:
-                raise UserError(
-                    f"wait: {expected} jobs will never be heard of again; "
-                    "set population.detection to oracle or heartbeat, or give the wait a time limit"
-                )
-            if not self._due(close):
-                assert close is not None
-                self._clock = max(self._clock, close)
+            if not self._due(wait.close):
+                assert wait.close is not None
+                self._clock = max(self._clock, wait.close)
                 break
-            least = alive if close is None else len(self._events) if timer else expected
-            ended = self._next_events(least if count is None else min(least, count - ready), close)
-            if wanted is not None:
-                ended = [job for job in ended if job.client in wanted]
-            ready += [job.outcome for job in ended].count(ARRIVED)
-            expected, alive = expected - len(ended), alive - len(ended)
-        taken = self._take(self._inbox, wanted, count)
-        failed = self._take(self._failures, wanted, None)
+            wait.add_ended(self._next_events(wait.least(len(self._flight.queue)), wait.close))
+        taken, failed = wait.take(self._inbox, count), wait.take(self._failures)
         self._held |= {job.client: job for job in taken if job.hold}
         return self._handed(taken, Failures(failed))
 
-    def _arrived_whole(self, count: int | None, close: int | None) -> Crew | None:
-        """The crew in flight, if nobody looks at its jobs before the last has come, by that tick."""
-        crew = self._crew
-        if crew is None or crew.columns is None or (count is not None and count < len(crew)):
+    def _tick_in(self, seconds: float | None) -> int | None:
+        """The tick at which a wait of so many seconds ends; None: there is no such limit."""
+        if seconds is None:
             return None
-        columns = crew.columns.in_order_of_arrival()
-        last = int(columns.ends_at[-1])
-        if close is not None and last > close:
-            return None
-        crew.columns, self._crew = columns, None
-        self._clock = max(self._clock, last)
-        self._busy[columns.client] = False
-        self._end(crew)
-        return crew
+        if not seconds >= 0:
+            raise UserError(f"wait: {seconds} seconds; it must be at least 0")
+        ticks = seconds * self._ticks
+        return self._clock + round(ticks) if ticks < FOREVER else None
 
-    @staticmethod
-    def _take(waiting: list[Job], wanted: set[int] | None, count: int | None) -> list[Job]:
-        """Remove the first `count` wanted jobs from the list."""
-        if wanted is None:
-            first = waiting[:count]
-            del waiting[: len(first)]
-            return first
-        taken: list[Job] = []
-        left: list[Job] = []
-        for job in waiting:
-            fits = job.client in wanted and (count is None or len(taken) < count)
-            (taken if fits else left).append(job)
-        waiting[:] = left
-        return taken
+    def _arrived_whole(self, wait: Wait) -> Crew | None:
+        """Take the crew in flight, if the wait is for all of it and ends with its last."""
+        if wait.of is not None or wait.timer or (crew := self._flight.take_whole(wait.count, wait.close)) is None:
+            return None
+        assert crew.columns is not None
+        self._clock = max(self._clock, int(crew.columns.ends_at[-1]))
+        self._rounds.add_ended(crew)
+        return crew
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         return Updates(jobs, self._train, self.version, self._ticks, self.model, failed)
@@ -314,34 +263,13 @@ class Mailbox(Server):
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
         """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without
         those cancelled before."""
-        if self._one_by_one or self._standing:
+        if self._one_by_one or self._flight.standing:
             most = 1
-        in_flight = self._in_flight
-        ended = [
-            job
-            for _, client, number in self._first_events(most, close)
-            if (job := in_flight.get(client)) is not None and job.number == number  # not cancelled meanwhile
-        ]
+        ended = self._flight.take_ended(most, close)
         if ended:
             self._clock = max(self._clock, ended[-1].ends_at)
             self._finish(ended)
         return ended
-
-    def _first_events(self, most: int, close: int | None) -> list[tuple[int, int, int]]:
-        """Take the first ones out of the queue, at most so many."""
-        events = self._events
-        first: list[tuple[int, int, int]] = []
-        few = min(most, len(events) // 8)
-        if few < most and close is None:
-            few = 0
-        while len(first) < few and (close is None or events[0][0] <= close):
-            first.append(heapq.heappop(events))
-        if len(first) == few < most:  # there may be many more
-            events.sort()  # a heap still
-            more = min(most - few, len(events) if close is None else bisect(events, (close + 1,)))
-            first += events[:more]
-            del events[:more]
-        return first
 
     def _finish(self, jobs: list[Job]) -> None:
         """Jobs have come to their end: into the inbox or among the failures with them."""
@@ -378,26 +306,9 @@ class Mailbox(Server):
             restarted.append(self._in_flight[job.client])
         return restarted
 
-    def _enter_flight(self, jobs: Sequence[Job]) -> None:
-        self._flying |= {job.client: job for job in jobs}
-        self._heard += sum([job.heard for job in jobs])
-        self._standing += sum([job.again for job in jobs])
-        events = [(job.ends_at, job.client, job.number) for job in jobs if job.heard and job.ends_at != NOT_KNOWN]
-        if len(events) < len(self._events) // 8:
-            for event in events:
-                heapq.heappush(self._events, event)
-        else:
-            self._events += events
-            self._events.sort()
-
     def _leave_flight(self, jobs: list[Job]) -> None:
         """Jobs are over: count them, and remember what their clients have."""
-        in_flight = self._in_flight
-        for job in jobs:
-            del in_flight[job.client]
-            self._busy[job.client] = False
-        self._heard -= sum([job.heard for job in jobs])
-        self._standing -= sum([job.again for job in jobs])
+        self._flight.leave(jobs)
         kept = self.algorithm.clients_keep
         if kept != "nothing":
             for job in jobs:
@@ -405,7 +316,7 @@ class Mailbox(Server):
                     self._kept[job.client] = job
                 elif job.outcome == ARRIVED:
                     self._kept.pop(job.client, None)
-        self._end(jobs)
+        self._rounds.add_ended(jobs)
 
     def cancel(self, clients: ArrayLike) -> Failures:
         self._restart()
@@ -437,15 +348,15 @@ class Mailbox(Server):
             "failures": self._failures,
             "held": list(self._held.values()),
             "kept": list(self._kept.values()),
-            "ended": list(chain(*self._ended)),
-            "used": [job for updates, _, _ in self._used for job in updates.jobs],
+            "ended": list(chain(*self._rounds.ended)),
+            "used": [job for updates, _, _ in self._rounds.used for job in updates.jobs],
         }
         every = {id(job): job for jobs in places.values() for job in jobs}
         position = {name: number for number, name in enumerate(every)}
         jobs, job_tensors = save_jobs(list(every.values()))
         facts["clock"], facts["jobs"] = self._clock, jobs
         facts["places"] = {place: [position[id(job)] for job in jobs] for place, jobs in places.items()}
-        facts["used"] = [[weights.tolist(), version] for _, weights, version in self._used]
+        facts["used"] = [[weights.tolist(), version] for _, weights, version in self._rounds.used]
         return facts, tensors | nest("jobs", job_tensors) | {"numbers": torch.as_tensor(self._numbers)}
 
     def load(self, facts: Facts, tensors: Named) -> None:
@@ -454,35 +365,28 @@ class Mailbox(Server):
         self._numbers = tensors["numbers"].numpy().copy()
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
-        self._inbox, self._failures, self._ended = places["inbox"], places["failures"], [places["ended"]]
+        self._inbox, self._failures, self._rounds.ended = places["inbox"], places["failures"], [places["ended"]]
         used = iter(places["used"])
-        self._used = [
+        self._rounds.used = [
             (self._updates(islice(used, len(weights))), np.array(weights), version)
             for weights, version in facts["used"]
         ]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
-        self._enter_flight(places["in_flight"])
-        self._busy[list(self._in_flight)] = True
-        self._share_tensors(every)
-
-    def _share_tensors(self, jobs: list[Job]) -> None:
-        """What was one tensor before the checkpoint is one again: jobs are grouped by the tensors they share."""
-        known = [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))]
-        works = {id(job.work): job.work for job in jobs}
-        for work in works.values():
-            for part in fields(work):
-                value = getattr(work, part.name)
-                if isinstance(value, Tensor):
-                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
-                    object.__setattr__(work, part.name, twin)
-        for job in jobs:
-            if torch.equal(job.received, self.model):
-                job.received = self.model
+        self._flight.enter([job.client for job in places["in_flight"]], places["in_flight"])
+        own = list(vars(self.algorithm).values())
+        for work in [value for value in own if isinstance(value, LocalSGD)]:
+            own += [value for part in work.parts.values() for value in vars(part).values()]
+        share_tensors(every, [self.model, *(value for value in own if isinstance(value, Tensor))])
 
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    given = {
+        before + name: value
+        for before, part in work.parts.items()
+        for name, value in vars(part).items()
+        if isinstance(value, np.ndarray)
+    }
     if not given:
         return work, {}
     for name, value in given.items():

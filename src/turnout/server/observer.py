@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from turnout.server.jobs import Job
     from turnout.server.server import Server
-    from turnout.server.updates import Job, Updates
+    from turnout.server.updates import Updates
 
 
 _NO_WEIGHTS, _NO_STALENESS = np.zeros(0), np.zeros(0, np.int64)

@@ -22,6 +22,7 @@ from turnout.core import random
 from turnout.core.errors import UserError, check_positive
 from turnout.core.flat import clip_factors
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import Clip, Noise, noise_of
 from turnout.sampling._sampler import Independent
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Spelt):
     """`noise` is z and `clip` is C; without noise nothing is done to the sum. `max_weight` is w: what all updates of a
     client together count at most in a step, by default the largest weight that the sampler gives.
 
@@ -101,6 +102,11 @@ def check_unseen(server: Server) -> None:
     if people.size != server.whole_population.size:
         name = type(server.algorithm).__name__
         raise UserError(f"privacy.noise: algorithm {name} pools the clients, and noise for a pool hides no one of them")
+    if server.law.rule is not None or server.law.remember is not None:
+        part = "rule" if server.law.rule is not None else "remember"
+        raise UserError(
+            f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
+        )
     for part, word in prying(server.algorithm, people).items():
         raise UserError(
             f"privacy.noise: {part} may take more from updates than their sum, which no noise hides; a class that does "
@@ -111,7 +117,7 @@ def check_unseen(server: Server) -> None:
 def promised_noise(server: Server) -> tuple[Clip, Noise] | None:
     """The local noise that every upload is said to carry."""
     local = getattr(server.algorithm, "local", None)
-    return noise_of(local.transform) if isinstance(local, LocalSGD) else None
+    return noise_of(local.transforms) if isinstance(local, LocalSGD) else None
 
 
 def hides(server: Server) -> bool:
@@ -125,7 +131,7 @@ def check_alone(work: LocalSGD, server: Server) -> None:
     if others:
         asked = ", ".join(others)
         raise UserError(f"privacy: noise hides updates, but this algorithm or sampler also asks clients for {asked}")
-    if noise_of(work.transform) != promised_noise(server):
+    if noise_of(work.transforms) != promised_noise(server):
         raise UserError(
-            f"privacy: clients are to add the noise of local.transform, but this algorithm asks for {work.transform!r}"
+            "privacy: clients are to add the noise of local.modifiers, but this algorithm asks for updates without it"
         )

@@ -8,12 +8,8 @@ business of a subclass: `Simulation` reaches them in virtual time, `turnout.depl
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,23 +17,27 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.aggregation.optimisers import Step
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
-from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
-from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
+from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
-from turnout.server.observer import Event, Observer, Round
+from turnout.server.jobs import Failures
+from turnout.server.law import Law
+from turnout.server.measurement import ByClient, Measurement, evaluators_of
+from turnout.server.observer import Event, Observer
 from turnout.server.privacy import Privacy
+from turnout.server.rounds import Rounds
 from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
-from turnout.server.updates import ARRIVED, CANCELLED, Failures, Job, Updates, mark_logged, together
+from turnout.server.updates import Updates
 from turnout.task.task import Task
 
 if TYPE_CHECKING:
@@ -70,13 +70,6 @@ class Among:
 KEEP = Keep()  # invite(model=KEEP): no download, the client goes on from what it has
 CURRENT = Keep(current=True)  # no download: the client was sent the current model before, and has said something of it
 ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
-Rule = Callable[[Tensor, Tensor], Tensor]  # one row of rows [k, P] and weights [k]
-ByClient = tuple[IntArray, dict[str, FloatArray], IntArray]  # clients, their measures by name, their samples
-
-
-def _finite(model: Tensor) -> bool:
-    """Whether every number is; a sum that is finite says so in one go."""
-    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
 
 
 class Server:
@@ -108,8 +101,7 @@ class Server:
         self.paths: list[dict[str, str]] = []  # that local work has taken: kind of work, name, why
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
-        self.optimiser = algorithm.optimiser()
-        self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
+        self.law = Law(algorithm)
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self.model = self.task.initial.clone()
         self.version = 0
@@ -119,14 +111,8 @@ class Server:
         self.measures: dict[str, float] = {}
         self.stopped: str | None = None
         self.begun = False
-        self._open = False  # a round is under way
-        self._evaluated_at = 0.0  # time of the last evaluation
-        self._record = Round(0, 0.0)
-        self._used: list[tuple[Updates, FloatArray, int]] = []  # in this round, with which weights, in which version
-        self._ended: list[Sequence[Job]] = []  # in this round
-        self._tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
-        self._notes: dict[str, float] = {}  # what the algorithm says of this round
-        self._evaluators = self._prepare_evaluation()
+        self._rounds = Rounds()
+        self._measurement = Measurement(self._prepare_evaluation())
         self.privacy = privacy.bound_to(self) if privacy is not None and privacy.noise else None
 
     # -- reaching clients: a subclass knows how ---------------------------------------------------------------
@@ -211,114 +197,41 @@ class Server:
 
     # -- the law ----------------------------------------------------------------------------------------------
 
-    def step(self, updates: Updates, weights: ArrayLike, rule: Rule | None = None) -> Updates:
-        """The law: move the model by the weighted sum of differences. Returns the updates that counted.
-
-        A `rule` takes the place of the sum: of rows `[k, P]` and weights that sum to 1 it makes one vector, which then
-        counts as much as all weights together. What it does is not linear, and recorded so."""
-        updates, weights = updates.sealed(False), self._checked(updates, weights)
-        if updates.used:
-            raise UserError("step: an update may be used once; use publish for methods that remember old ones")
-        counted, weights = self._screened(updates, weights)
-        if rule is not None and self.privacy is not None:
-            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
-        if rule is not None:  # NaN has no place in an order
-            counted, weights = self._finite_rows(counted, weights)
-        if self.privacy is not None:
-            weights = self.privacy.bounded(counted.clients, weights)
-        applied = self._apply(counted, weights, rule)
-        updates.mark_used()
-        updates = counted
-        if not applied:
-            updates, weights = self._finite_rows(updates, weights)
-            if not self._apply(updates, weights, rule):
-                self._diverge("the model is no longer finite")
-        self._record.linear &= rule is None
-        self._close_aggregation(updates, weights if rule is None else np.ones(len(updates)))
-        return updates.sealed(self.privacy is not None)
-
-    def _screened(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
-        """What is left of updates after those have looked who may change their weights."""
-        for observer in self.observers:
-            counted = observer.on_step(self, updates, weights)
-            if counted is not weights and self.privacy is not None:
-                name = type(observer).__name__
-                raise UserError(f"privacy.noise: nobody's weight may follow from updates, and {name} changes weights")
-            if counted is not weights:
-                updates, weights = updates.select(counted != 0), counted[counted != 0]
-        return updates, weights
-
-    def _finite_rows(self, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
-        """`finite`, with the weights of those that are left."""
-        kept = self.finite(updates, weights)
-        left = set(kept.jobs)
-        return kept, weights[[job in left for job in updates.jobs]]
-
-    def _apply(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> bool:
-        """Move the model, unless it would no longer be finite."""
-        if not len(updates):
-            self.log("empty_round")
-            if self.privacy is None:
-                return True
-        optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
-        model = optimiser.step(self.model, self._aggregated(updates, weights, rule))
-        if not _finite(model):
-            return False
-        self.model, self.optimiser = model, optimiser
-        return True
-
-    def _aggregated(self, updates: Updates, weights: FloatArray, rule: Rule | None) -> Tensor:
-        """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
-        if self.privacy is not None:
-            return self.privacy.noised_sum(updates, weights, self.model, self.version)
-        if rule is None or not weights.sum() > 0:
-            return updates.weighted_sum(weights)
-        rows, total = updates.deltas, float(weights.sum())
-        with self.cohort.all_threads():
-            return total * rule(rows, torch.as_tensor(weights / total).to(rows))
+    def step(self, updates: Updates, weights: ArrayLike) -> Updates:
+        """Move the model by the weighted sum of differences, or by what the method's parts make of them. Returns the
+        updates that counted; an update may count once."""
+        return self.law.step(self, updates, weights)
 
     def publish(self, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
         """Replace the model, for methods that keep their own memory of updates. `updates` may be old ones; `weights`
         say what each contributes in this round, None if the rule is not linear."""
-        if model.shape != self.model.shape or model.dtype != self.model.dtype:
-            raise UserError(f"publish: a model of shape {tuple(self.model.shape)} is needed, not {tuple(model.shape)}")
-        if self.privacy is not None:
-            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
-        applied = self._checked(updates, np.ones(len(updates)) if weights is None else weights)
-        self._record.linear &= weights is not None
-        self._set_model(model.clone())
-        self._close_aggregation(updates, applied)
-
-    @staticmethod
-    def _checked(updates: Updates, weights: ArrayLike) -> FloatArray:
-        weights = np.array(weights, np.float64)  # its own: they are recorded when the round closes
-        if weights.shape != (len(updates),) or not np.isfinite(weights).all():
-            raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
-        return weights
+        self.law.publish(self, model, updates, weights)
 
     def finite(self, updates: Updates, weights: FloatArray | None = None) -> Updates:
-        """Without the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
-        if not len(updates):
-            return updates
-        good = updates.finite().cpu().numpy()
-        for row in np.flatnonzero(~good).tolist():
-            job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
-            self.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
-        return updates if good.all() else updates.select(good)
+        """Drop the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
+        return self.law.finite(self, updates, weights)
 
-    def _set_model(self, model: Tensor) -> None:
-        if _finite(model):
-            self.model = model
-        else:
-            self._diverge("the model is no longer finite")
+    def combined(self, rows: Tensor, weights: FloatArray) -> Tensor:
+        """Make one row `[P]` of rows `[k, P]`: their weighted sum, or what the rule puts in its place."""
+        return self.law.combined(self, rows, weights)
 
-    def _diverge(self, why: str) -> None:
+    @property
+    def optimiser(self) -> Step:
+        """What is done with the aggregated difference."""
+        return self.law.optimiser
+
+    def diverge(self, why: str) -> None:
         """Stop, and keep everything recorded so far."""
         self.log("diverged", why=why)
         self.stopped = f"diverged: {why}"
 
-    def _close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
-        self._used.append((updates, weights, self.version))
+    def record_linear(self, linear: bool) -> None:
+        """Note whether this round's change is a weighted sum of updates."""
+        self._rounds.record.linear &= linear
+
+    def close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
+        """Count an aggregation of these updates: a new version."""
+        self._rounds.used.append((updates, weights, self.version))
         if updates.columns is None:
             clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
             new = {client for client in clients if not self.heard[client]}
@@ -333,88 +246,12 @@ class Server:
     # -- rounds -----------------------------------------------------------------------------------------------
 
     def rounds(self) -> Iterator[int]:
-        """Rounds until the stop rule: here they are recorded, evaluated and checkpointed."""
-        while True:
-            self.settle()
-            if self._open:
-                self._close_round()
-            if self.checkpoints is not None and self.checkpoints.due(self.version):
-                for observer in self.observers:
-                    observer.on_checkpoint(self)
-                self.checkpoints.save(self)
-            self.stopped = self.stopped or self.stopping.reason(self.version, self.now, self.measures)
-            if self.stopped:
-                return
-            self._open = True
-            yield self.version
-
-    def _close_round(self) -> None:
-        self._open = False
-        now, record = self.now, self._record
-        self._record = Round(self.version + 1, now)
-        record.jobs, record.weights, record.staleness = self._jobs_of_round()
-        record.number, record.time = self.version, now
-        contributed = record.staleness[record.weights != 0].tolist()
-        record.facts = {
-            **self._tally,
-            "used": len(contributed),
-            "heard": self._count_heard,
-            "weight": math.fsum(record.weights.tolist()),
-            "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
-            "staleness_max": max(contributed, default=0),
-            **self._notes,
-        }
-        self._used, self._ended, self._notes = [], [], {}
-        self._tally = dict.fromkeys(self._tally, 0)
-        last = self.stopped or self.stopping.reason(self.version, now, self.measures)
-        if last or self.evaluation.due(self.version, now, self._evaluated_at):
-            record.measures = self.evaluate()
-            if not all(np.isfinite(value) for name, value in self.measures.items() if name.endswith("_loss")):
-                self._diverge("the loss is no longer finite")
-        for observer in self.observers:
-            observer.on_round(self, record)
-        mark_logged(record.jobs)
-        if self.population.changes:
-            self.importance = self.population.importance_at(self.now)
-
-    def _jobs_of_round(self) -> tuple[Sequence[Job], FloatArray, IntArray]:
-        """Those that counted, then those that only ended; with their weights, and their staleness."""
-        if len(self._used) == len(self._ended) == 1 and self._used[0][0].crew is self._ended[0]:
-            updates, used_weights, version = self._used[0]
-            columns = updates.columns
-            if columns is not None:
-                return self._ended[0], used_weights.copy(), np.full(len(updates), version - columns.version)
-        weights = [weight for _, used, _ in self._used for weight in used.tolist()]
-        staleness = [version - job.version for updates, _, version in self._used for job in updates.jobs]
-        jobs = [job for updates, _, _ in self._used for job in updates.jobs]
-        used = set(jobs)
-        for job in chain(*self._ended):
-            if job not in used:
-                jobs.append(job)
-                weights.append(0.0)
-                staleness.append(max(0, self.version - 1 - job.version))
-        return jobs, np.array(weights, np.float64), np.array(staleness, np.int64)
-
-    def _end(self, jobs: Sequence[Job]) -> None:
-        """Count jobs that have just ended."""
-        self._ended.append(jobs)
-        columns = together(jobs)
-        if columns is not None:
-            self._tally["arrived"] += len(jobs)
-            self._tally["bytes_down"] += columns.bytes[0] * len(jobs)
-            self._tally["bytes_up"] += columns.bytes[1] * len(jobs)
-            return
-        outcomes = [job.outcome for job in jobs]
-        arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
-        self._tally["arrived"] += arrived
-        self._tally["cancelled"] += cancelled
-        self._tally["failed"] += len(jobs) - arrived - cancelled
-        self._tally["bytes_down"] += sum([job.bytes[0] for job in jobs])
-        self._tally["bytes_up"] += sum([job.bytes[1] for job in jobs])
+        """Go through rounds until the stop rule: here they are recorded, evaluated and checkpointed."""
+        return self._rounds.run(self)
 
     def note(self, **facts: float) -> None:
         """Add columns to this round's row of the history."""
-        self._notes |= facts
+        self._rounds.notes |= facts
 
     def log(self, kind: str, **facts: Any) -> None:
         """Nothing is silent."""
@@ -447,22 +284,12 @@ class Server:
     # -- evaluation -------------------------------------------------------------------------------------------
 
     def _prepare_evaluation(self) -> dict[str, Evaluator]:
-        population, panel = self.whole_population, self.evaluation.clients
-        if panel is not None and panel > population.size:
-            raise UserError(f"evaluation.clients: a panel of {panel} out of {population.size} clients")
-        clients = (
-            population.ids
-            if panel is None
-            else np.sort(random.subset(random.key(self.seed, "panel"), panel, population.size))
-        )
-        return evaluators(self.cohort, population, clients, self.evaluation.train)
+        return evaluators_of(self)
 
-    @cached_property
+    @property
     def central(self) -> tuple[Tensor, Tensor]:
-        """Test data that belongs to nobody, where the engine computes."""
-        assert self.whole_population.central is not None
-        inputs, targets = self.whole_population.central
-        return self.cohort.place(inputs), self.cohort.place(targets)
+        """Inputs and targets of test data that belongs to nobody, where the engine computes."""
+        return self._measurement.central(self)
 
     @property
     def output(self) -> Tensor:
@@ -472,70 +299,24 @@ class Server:
     def evaluate(self) -> dict[str, float]:
         """`measure` the output, and tell the observers; takes no time."""
         self.measures = self.measure(self.output)
-        self._evaluated_at = self.now
+        self._rounds.evaluated_at = self.now
         for observer in self.observers:
             observer.on_evaluate(self, self.measures)
         return self.measures
 
     def measure(self, model: Tensor) -> dict[str, float]:
-        """Federated loss and metrics over all clients (or the panel), and on the central test set."""
-        population, measures = self.whole_population, dict[str, float]()
-        for split, (clients, values, counts) in self.client_measures(model).items():
-            measures |= distribution(split, values, population.importance_at(self.now)[clients], counts)
-            unseen = ~population.joined(clients, self.now)
-            measures |= distribution(f"unseen_{split}", values, unseen * population.base_importance[clients], counts)
-        if population.central is not None and self._served_by(False) is None:
-            inputs, targets = self.central
-            chunk = next(iter(self._evaluators.values())).chunk
-            with self.cohort.all_threads():
-                central = sample_measures(self.task, model, inputs, targets, chunk)
-                found = {name: float(sample.mean()) for name, sample in central.items()}
-                found |= set_measures(self.task, model, inputs, targets)
-            measures |= {f"central_{name}": found[name] for name in ("loss", *self.task.metrics)}
-        return measures
+        """Compute federated loss and metrics of a model `[P]` over all clients (or the panel), and on the central test
+        set."""
+        return self._measurement.measure(self, model)
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
-        """By split: the clients evaluated, their measures, and how many samples of it they have."""
-        found = self._evaluators.items()
-        return {split: (each.clients, self.served(each, model), each.index.counts) for split, each in found}
-
-    def served(self, evaluator: Evaluator, model: Tensor) -> dict[str, FloatArray]:
-        """`[clients]` by measure, each client served as the algorithm serves it; who should adapt and has no sample to
-        do it with is served without."""
-        population, ids = self.whole_population, evaluator.clients
-        unseen, adapts = ~population.joined(ids, self.now), population.has_samples(ids, self.now)
-        values: dict[str, FloatArray] = {}
-        rules = {(new, able): self._served_by(new, able) for new in (False, True) for able in (False, True)}
-        for (new, able), personal in rules.items():
-            rows = (unseen == new) & (adapts == able)
-            if rows.all() or not any(rules.values()):
-                return self._serve(evaluator, model, personal)
-            part = self._serve(evaluator.some(rows), model, personal) if rows.any() else {}
-            for name, column in part.items():
-                values.setdefault(name, np.empty(len(ids)))[rows] = column
-        return values
-
-    def _serve(self, evaluator: Evaluator, model: Tensor, personal: Personal | None) -> dict[str, FloatArray]:
-        if personal is None:
-            return evaluator.global_model(model)
-        with self.cohort.all_threads():
-            return evaluator.personal_models(personal, model, self._store)
-
-    def _served_by(self, unseen: bool, adapts: bool = True) -> Personal | None:
-        adapted, kept = self.algorithm.adaptation(unseen) if adapts else None, self.algorithm.predictor()
-        return Personal.of(adapted, kept, self.whole_population, self.version, self.now, self.seed)
+        """Give, by split, the clients evaluated, their measures, and how many samples of it they have."""
+        return self._measurement.by_client(self, model)
 
     def clients(self) -> dict[str, NDArray[Any]]:
-        """A row for each client evaluated: its measures under the output, whether it is unseen, and what the algorithm
-        knows of it."""
-        first = next(iter(self._evaluators.values()))
-        unseen = ~self.whole_population.joined(first.clients, self.now)
-        table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
-        with self.cohort.all_threads(), torch.no_grad():
-            for split, (_, measures, counts) in self.client_measures(self.output).items():
-                table |= {f"{split}_{name}": values for name, values in measures.items()}
-                table[f"{split}_samples"] = counts
-            return table | self.algorithm.about(self, first.clients)
+        """Give a row for each client evaluated: its measures under the output, whether it is unseen, and what the
+        algorithm knows of it."""
+        return self._measurement.table(self)
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -543,20 +324,20 @@ class Server:
         """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
+        law_tensors = {} if self.law.last is None else {"last": self.law.last}
         facts: Facts = {
             "version": self.version,
             "begun": self.begun,
             "measures": self.measures,
-            "evaluated_at": self._evaluated_at,
-            "tally": self._tally,
             "algorithm": algorithm,
             "optimiser": optimiser,
             "stopped": self.stopped,
-            "linear": self._record.linear,
             "observers": {},
         }
+        facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
+        tensors |= nest("law", law_tensors)
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -569,11 +350,13 @@ class Server:
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
         self._count_heard = int(self.heard.sum())
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
-        self._evaluated_at, self._tally = facts["evaluated_at"], facts["tally"]
+        self._rounds.load(facts)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
+        last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
+        self.law.last = None if last is None else last.to(device)
         self._store.load(unnest("store", tensors))
-        self.stopped, self._record.linear = facts["stopped"], facts["linear"]
+        self.stopped = facts["stopped"]
         for name, observer in self._named_observers():
             if name in facts["observers"]:  # one that was not there before starts afresh
                 observer.load(facts["observers"][name], unnest(name, tensors))

@@ -26,13 +26,15 @@ from turnout.core.errors import UserError
 from turnout.engine.blocks import NOTHING, Block
 from turnout.engine.engine import engine_for
 from turnout.engine.train import Jobs
+from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
+from turnout.server.jobs import ARRIVED, Columns, Crew, Job, together
 from turnout.server.mailbox import Mailbox
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
-from turnout.server.updates import ARRIVED, Columns, Crew, Job, Updates, by_block, together
+from turnout.server.updates import Updates, by_block
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -103,7 +105,7 @@ class Simulation(Mailbox):
         work, updates = jobs[0].work, self._updates(lying)
         if not lying or "delta" not in work.payload_shapes(self.task):
             return
-        nothing_else = len(work.sends(self.task)) == 1 and not work.state_shapes(self.task)
+        nothing_else = len(work.sends(self.task)) == 1 and not work.trained_shapes(self.task)
         if behaviour.invents and nothing_else and self.algorithm.clients_keep != "models":  # nothing to compute
             nothing = self.model.new_zeros(len(lying), len(self.model))
             self._attach(lying, Block({"delta": behaviour.respond(updates, nothing, len(jobs))}))
@@ -129,7 +131,7 @@ class Simulation(Mailbox):
     # -- waiting ----------------------------------------------------------------------------------------------
 
     def _due(self, close: int | None) -> bool:
-        return bool(self._events) and (close is None or self._events[0][0] <= close)
+        return self._flight.queue.due(close)
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
         works = {id(job.work): job.work for job in jobs}
@@ -178,11 +180,10 @@ class Simulation(Mailbox):
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
-            self._tally["bytes_up"] += size
+            self._rounds.tally["bytes_up"] += size
         home = int(arrives.max(initial=self._clock))
         self._restart()
-        self._disperse()
-        while self._events and self._events[0][0] <= home:
+        while self._flight.queue.due(home):
             self._next_events()
             self._restart()
         self._clock = home
@@ -349,8 +350,16 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _signature(work: LocalSGD) -> tuple[Any, ...]:
+def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
-    values = (getattr(work, part.name) for part in fields(work))
-    simple = (repr(value) if isinstance(value, list | dict) else value for value in values)
-    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in simple)
+    return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_simple, value))
+    if isinstance(value, Modifier):
+        return _signature(value)
+    if isinstance(value, Tensor):
+        return id(value)
+    return repr(value) if isinstance(value, list | dict) else value

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Stopping(Spelt):
     """Stop at whichever comes first: so many rounds, so much virtual time, or a measure that has reached its target."""
 
     rounds: int | None = 100
@@ -40,7 +41,7 @@ class Stopping:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Spelt):
     """Evaluate every so many rounds or virtual seconds (and always at the end), on all clients or a fixed panel."""
 
     rounds: int | None = 1

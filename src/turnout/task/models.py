@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from turnout.core.errors import UserError, check_room
+from turnout.core.spelling import spelt
 
 
 class Reshape(nn.Module):
@@ -44,6 +45,7 @@ def _squeezed(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
+@spelt
 def linear(inputs: int, outputs: int, bias: bool = True, zero_init: bool = False) -> nn.Module:
     """`W x + b`: linear or logistic regression, or (one output, hinge loss) a linear SVM, whose `w x - b` is b = -bias.
 
@@ -56,6 +58,7 @@ def linear(inputs: int, outputs: int, bias: bool = True, zero_init: bool = False
     return nn.Sequential(Reshape(inputs), layer)
 
 
+@spelt
 def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Module:
     """Fully connected ReLU network; `mlp(784, [50], 10)` is the one of clustered sampling on MNIST."""
     layers: list[nn.Module] = [Reshape(inputs)]
@@ -65,6 +68,7 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
+@spelt
 def cnn_mnist(classes: int = 10) -> nn.Module:
     """Two 5x5 convolutions and 500 hidden units on 1x28x28 (Wu et al., SAFA, IEEE ToC 2021): 431,080 parameters."""
     return nn.Sequential(
@@ -75,6 +79,7 @@ def cnn_mnist(classes: int = 10) -> nn.Module:
     )
 
 
+@spelt
 def cnn_cifar(classes: int = 10, dropout: float = 0.2, hidden: int = 64) -> nn.Module:
     """Three 3x3 convolutions on 3x32x32 (Fraboni et al., ICML 2021); no ReLU follows the third, as in their code.
 
@@ -89,6 +94,7 @@ def cnn_cifar(classes: int = 10, dropout: float = 0.2, hidden: int = 64) -> nn.M
     )
 
 
+@spelt
 def cnn_large(classes: int = 10, dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Module:
     """The CIFAR-10 benchmark network of pfl-research (Granqvist et al., 2024): 1,626,442 parameters for ten classes.
 
@@ -154,6 +160,7 @@ class CharLSTM(nn.Module):
         return logits
 
 
+@spelt
 def char_lstm(symbols: int = 100, embed: int = 8, hidden: int = 100, layers: int = 2) -> nn.Module:
     """Next character of Shakespeare (LEAF): `[batch, 80]` int64 tokens to `[batch, symbols]` logits."""
     check_room(f"model: {layers} layers of {hidden}", layers * hidden * (hidden + 1) * 4)

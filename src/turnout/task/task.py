@@ -16,6 +16,7 @@ from turnout.core import random
 from turnout.core.errors import UserError, unknown
 from turnout.core.flat import Layout
 from turnout.core.random import mix
+from turnout.core.spelling import Spelt
 from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest, reason
 from turnout.task.models import LSTM, find_batchnorm
@@ -129,7 +130,7 @@ def _tensor(outputs: Any) -> Tensor:
     return outputs
 
 
-class Task:
+class Task(Spelt):
     """Model + per-sample loss + metrics.
 
     >>> task = Task(torch.nn.Linear(64, 10), loss="cross_entropy")

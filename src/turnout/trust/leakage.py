@@ -19,6 +19,7 @@ from turnout.algorithms.werm import WERM
 from turnout.core.errors import UserError, unknown
 from turnout.core.files import read_json, read_tensors
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import spelt
 from turnout.engine.evaluate import check_separate, sample_measures
 from turnout.record.run_folder import READ, check_is_run, examine
 from turnout.run.experiment import Experiment
@@ -46,6 +47,7 @@ class ThreeWay:
         return {"test": self.test, "train": self.train.as_dict(), "reference": reference}
 
 
+@spelt
 def three_way(
     task: Task, model: Tensor, train: Samples, test: Samples, reference: Samples | None = None, *, seed: int = 0
 ) -> ThreeWay:
@@ -77,6 +79,7 @@ class Leaks:
         return {**self.whole.as_dict(), "groups": {name: found.as_dict() for name, found in self.groups.items()}}
 
 
+@spelt
 def attack_run(
     experiment: Experiment,
     model: Tensor,
@@ -137,7 +140,7 @@ def finished(folder: Path) -> tuple[Experiment, Tensor]:
         warnings.warn(sentence, stacklevel=2)
     if not (folder / "result.json").exists():
         raise UserError(f"attack: {folder} is unfinished; go on with: turnout resume {folder}")
-    experiment, _, _ = config.build(config.read(str(folder / "config.toml")))
+    experiment, _, _ = config.build(config.read_run(folder))
     rounds = read_json(folder / "result.json")["rounds"]
     task = experiment.algorithm.trained_task(experiment.task)
     task = task.to(dtype=experiment.plan.dtype)

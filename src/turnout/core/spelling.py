@@ -1,0 +1,61 @@
+"""An option that does not exist is one sentence, in Python as in a configuration: `FedAvg: unknown option 'locl'; ...`.
+
+A class of options inherits `Spelt`, a function of options is decorated with `spelt`. Signatures stay what they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+from turnout.core.errors import UserError, meant
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Spelt:
+    """Classes whose constructors refuse an unknown option in one sentence."""
+
+    if not TYPE_CHECKING:  # a checker reads __init__
+
+        def __new__(cls, *_given: Any, **options: Any) -> Spelt:
+            """Make the object; copies, and objects that are read back, have no options to check."""
+            if options:
+                _check(cls.__name__, options, _known(cls.__init__))
+            return super().__new__(cls)
+
+
+def spelt(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that is to refuse an unknown option in one sentence."""
+
+    @wraps(function)
+    def called(*given: P.args, **options: P.kwargs) -> R:
+        if options:
+            _check(function.__qualname__, options, _known(function))
+        return function(*given, **options)
+
+    return called
+
+
+def _check(place: str, options: Mapping[str, Any], known: tuple[str, ...] | None) -> None:
+    for name in options:
+        if known is not None and name not in known:
+            raise UserError(f"{place}: unknown option {name!r}; {meant(name, known)}")
+
+
+@cache
+def _known(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The options that a function takes; None: any."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[TypedDict], or anything
+            typed = get_args(get_type_hints(function).get(parameter.name))
+            if not typed:
+                return None
+            names += get_type_hints(typed[0])
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(parameter.name)
+    return tuple(name for name in names if name not in ("self", "cls"))

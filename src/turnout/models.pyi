@@ -1,0 +1,16 @@
+"""The models of the papers, and where each is."""
+
+from turnout.task.models import (
+    batchnorm_to_groupnorm,
+    char_lstm,
+    cnn_cifar,
+    cnn_large,
+    cnn_mnist,
+    find_batchnorm,
+    linear,
+    mlp,
+)
+
+__all__ = [
+    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm", "linear", "mlp",
+]  # fmt: skip

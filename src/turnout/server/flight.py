@@ -1,0 +1,131 @@
+"""Jobs in flight: whose they are, and when each ends."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnout.core.random import IntArray
+from turnout.server.jobs import NOT_KNOWN, Crew, Job
+
+End = tuple[int, int, int]  # tick, client, job number
+
+
+class Queue:
+    """Keep the ends of jobs in order of (tick, client): a heap."""
+
+    def __init__(self) -> None:
+        self._heap: list[End] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, ends: list[End]) -> None:
+        if len(ends) < len(self._heap) // 8:
+            for end in ends:
+                heapq.heappush(self._heap, end)
+        else:
+            self._heap += ends
+            self._heap.sort()
+
+    def due(self, close: int | None) -> bool:
+        """Tell whether the first end comes by tick `close` (None: ever)."""
+        return bool(self._heap) and (close is None or self._heap[0][0] <= close)
+
+    def take(self, most: int, close: int | None) -> list[End]:
+        """Remove the first ends by tick `close`, at most so many."""
+        heap = self._heap
+        first: list[End] = []
+        few = min(most, len(heap) // 8)
+        if few < most and close is None:
+            few = 0
+        while len(first) < few and (close is None or heap[0][0] <= close):
+            first.append(heapq.heappop(heap))
+        if len(first) == few < most:  # there may be many more
+            heap.sort()  # a heap still
+            more = min(most - few, len(heap) if close is None else bisect(heap, (close + 1,)))
+            first += heap[:more]
+            del heap[:more]
+        return first
+
+
+class Flight:
+    """Keep jobs in flight, one by one or as one crew, with the queue of their ends."""
+
+    def __init__(self, clients: int) -> None:
+        self.busy = np.zeros(clients, bool)  # [N] whose job is in flight
+        self.crew: Crew | None = None  # together and alone
+        self.learnt = self.standing = 0  # jobs whose end will be known; jobs under a standing invitation
+        self._jobs: dict[int, Job] = {}
+        self._queue = Queue()
+
+    def __len__(self) -> int:
+        return len(self._jobs) + len(self.crew or ())
+
+    @property
+    def jobs(self) -> dict[int, Job]:
+        """Give the jobs by client; whoever looks finds them one by one."""
+        if self.crew is not None:
+            self._disperse(self.crew)
+        return self._jobs
+
+    @property
+    def queue(self) -> Queue:
+        """Give the ends of the jobs one by one."""
+        if self.crew is not None:
+            self._disperse(self.crew)
+        return self._queue
+
+    def enter(self, clients: IntArray | list[int], jobs: Sequence[Job]) -> None:
+        """Add jobs that have just begun, one for each of `clients`."""
+        self.busy[clients] = True
+        if type(jobs) is Crew:
+            self.crew = jobs
+            return
+        if self.crew is not None:
+            self._disperse(self.crew)
+        self._add(jobs)
+
+    def _disperse(self, crew: Crew) -> None:
+        self.crew = None
+        self._add(crew.jobs)
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        self._jobs |= {job.client: job for job in jobs}
+        self.learnt += sum([job.heard for job in jobs])
+        self.standing += sum([job.again for job in jobs])
+        ends = [(job.ends_at, job.client, job.number) for job in jobs if job.heard and job.ends_at != NOT_KNOWN]
+        self._queue.add(ends)
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """Remove jobs that are over."""
+        in_flight = self.jobs
+        for job in jobs:
+            del in_flight[job.client]
+            self.busy[job.client] = False
+        self.learnt -= sum([job.heard for job in jobs])
+        self.standing -= sum([job.again for job in jobs])
+
+    def take_whole(self, most: int | None, close: int | None) -> Crew | None:
+        """Remove the crew, in order of arrival, if it has at most so many jobs and the last ends by tick `close`."""
+        crew = self.crew
+        if crew is None or crew.columns is None or (most is not None and most < len(crew)):
+            return None
+        columns = crew.columns.in_order_of_arrival()
+        if close is not None and columns.ends_at[-1] > close:
+            return None
+        crew.columns, self.crew = columns, None
+        self.busy[columns.client] = False
+        return crew
+
+    def take_ended(self, most: int, close: int | None) -> list[Job]:
+        """Find the jobs of the first ends in the queue, without those cancelled before; they are in flight still."""
+        in_flight = self.jobs
+        return [
+            job
+            for _, client, number in self._queue.take(most, close)
+            if (job := in_flight.get(client)) is not None and job.number == number
+        ]

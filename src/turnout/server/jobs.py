@@ -1,0 +1,182 @@
+"""Jobs: one by one, together as columns, or failed. Times are integer ticks, unless they are called seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.core.random import FloatArray, IntArray
+from turnout.engine.blocks import Block
+from turnout.local.sgd import LocalSGD
+
+ARRIVED, CRASHED, OFFLINE, LEFT, CANCELLED = "arrived", "crashed", "offline", "left", "cancelled"
+SILENCED = "silenced"  # by an adversary
+REJECTED = "rejected"  # a real client's answer that is not what was asked for
+NOT_KNOWN = -1  # the end of a job of which nothing has been heard
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One client working on one received version. Times are integer ticks."""
+
+    client: int
+    number: int  # the client's how-many-eth job: with the client it names the job
+    version: int  # the version it started from
+    received: Tensor  # [P] the model it started from
+    work: LocalSGD
+    options: dict[str, float]  # this client's own numbers for the work
+    batches: int  # the job number that keys its mini-batches: an interrupted job that goes on keeps it
+    sent_at: int
+    starts_at: int  # samples are those the client has then
+    ends_at: int  # when the server hears, or when it would if it could
+    outcome: str  # what will have happened by then
+    samples: int
+    steps: int
+    seconds: tuple[float, float, float]  # download, compute, upload: spent by the end, pro rata if cut short
+    bytes: tuple[int, int]  # down, up
+    done: float = 0.0  # share of the local work done before this job began
+    progress: float = 1.0  # share of the local work done at the end
+    heard: bool = True  # whether the server learns of the end at all
+    hold: bool = False  # the vectors stay with the client until fetched
+    again: bool = False  # a standing invitation
+    sent: bool = True  # a model was sent for it; False: the client went on from what it had
+    has_model: bool = True  # whether the client had received its model by the end
+    used: bool = False  # in a step
+    logged: bool = False  # in the history
+    result: tuple[Block, int] | None = None  # a block of trained rows, and which row is this job's
+    state: tuple[Block, int] | None = None  # new client state, until it is committed
+    local: tuple[Block, int] | None = None  # final local parameters, for clients that go on from them
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.client, self.number
+
+
+class Costs(NamedTuple):
+    """What a job takes, by client, where nothing can go wrong."""
+
+    ticks: IntArray  # [N]
+    samples: IntArray
+    steps: IntArray
+    seconds: FloatArray  # [N, 3]
+    bytes: tuple[int, int]
+    rows: list[tuple[int, int, int, tuple[float, float, float]]]  # the same, to look up one by one
+
+
+class Columns(NamedTuple):
+    """Jobs of one invitation of which all is known beforehand: what they share, and what each has of its own."""
+
+    work: LocalSGD
+    received: Tensor
+    version: int
+    sent_at: int
+    costs: Costs
+    client: IntArray
+    number: IntArray
+    ends_at: IntArray
+
+    @property
+    def samples(self) -> IntArray:
+        return self.costs.samples[self.client]
+
+    @property
+    def steps(self) -> IntArray:
+        return self.costs.steps[self.client]
+
+    @property
+    def seconds(self) -> FloatArray:
+        """`[k, 3]`"""
+        return self.costs.seconds[self.client]
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return self.costs.bytes
+
+    def in_order_of_arrival(self) -> Columns:
+        order = np.lexsort((self.client, self.ends_at))
+        return Columns(*self[:5], self.client[order], self.number[order], self.ends_at[order])
+
+    def jobs(self) -> list[Job]:
+        work, received, version, begin, size = self.work, self.received, self.version, self.sent_at, self.bytes
+        own = (self.client, self.number, self.ends_at, self.samples, self.steps, self.seconds)
+        rows = zip(*(column.tolist() for column in own), strict=True)
+        return [
+            Job(i, n, version, received, work, {}, n, begin, begin, end, ARRIVED, samples, steps, tuple(seconds), size)
+            for i, n, end, samples, steps, seconds in rows
+        ]
+
+
+class Crew(Sequence[Job]):
+    """Jobs that began together and stay together, as columns; in order of arrival once they have arrived. Whoever looks
+    at one of them makes objects of them all, and from then on those are what counts."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns: Columns | None = columns
+        self.block: Block | None = None  # what they brought, row by row
+        self.used = self.logged = False
+        self._jobs: list[Job] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs) if self.columns is None else len(self.columns.client)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.jobs[row]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        if self.columns is not None:
+            self._jobs = self.columns.jobs()
+            for row, job in enumerate(self._jobs):
+                job.used, job.logged = self.used, self.logged
+                job.result = None if self.block is None else (self.block, row)
+            self.columns = self.block = None
+        return self._jobs
+
+
+def together(jobs: Sequence[Job]) -> Columns | None:
+    """Their columns, if they are a crew that nobody has looked into."""
+    return jobs.columns if type(jobs) is Crew else None  # `isinstance` is slow of an abstract class
+
+
+def mark_logged(jobs: Sequence[Job]) -> None:
+    """They are in the history."""
+    if type(jobs) is Crew and jobs.columns is not None:
+        jobs.logged = True
+        return
+    for job in jobs:
+        job.logged = True
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Jobs that ended without an update, as far as the server has learnt of them."""
+
+    jobs: list[Job] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def clients(self) -> IntArray:
+        return np.array([job.client for job in self.jobs], np.int64)
+
+    @property
+    def versions(self) -> IntArray:
+        return np.array([job.version for job in self.jobs], np.int64)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [job.outcome for job in self.jobs]
+
+    @property
+    def standing(self) -> NDArray[np.bool_]:
+        """Whose standing invitation goes on: they start again by themselves."""
+        return np.array([job.again for job in self.jobs], bool)

@@ -1,0 +1,178 @@
+"""The law: what the server makes of updates and their weights.
+
+    model  <-  model + server_lr * sum over contributing jobs i of  weight_i * (returned_i - received_i)
+
+Parts of a method may take the place of its parts: `weigh` makes other weights, `remember` adds the updates of silent
+clients, `rule` takes the place of the sum, `optimiser` that of the step.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from turnout.aggregation.optimisers import Step
+from turnout.aggregation.rules import Rule
+from turnout.core import random
+from turnout.core.errors import UserError
+from turnout.core.random import FloatArray
+from turnout.server.updates import Updates
+
+if TYPE_CHECKING:
+    from turnout.algorithms._algorithm import Algorithm
+    from turnout.server.server import Server
+
+
+class Law:
+    """Move the model of a server, which is told which one: an object that knew would keep it alive."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.given = algorithm.optimiser  # one that takes the place of the method's own
+        self.optimiser: Step = copy.copy(algorithm.own_optimiser() if self.given is None else self.given)
+        self._optimiser_has_state = any(not part.init for part in fields(self.optimiser))
+        self.rule = algorithm.rule if isinstance(algorithm.rule, Rule) else algorithm.own_rule()
+        self.weigh = algorithm.own_weigh() if algorithm.weigh is None else algorithm.weigh
+        self.remember = algorithm.remember
+        self.last: Tensor | None = None  # [P] what the rule made last
+
+    def step(self, server: Server, updates: Updates, weights: ArrayLike) -> Updates:
+        """Move the model by updates that have not counted before; returns those that counted."""
+        updates, weights = updates.sealed(False), _checked(updates, weights)
+        if updates.used:
+            raise UserError("step: an update may be used once; use publish for methods that remember old ones")
+        counted, weights = self._screened(server, updates, weights)
+        self._check_private(server)
+        if self.rule is not None or self.remember is not None:  # NaN has no place in an order, or in a memory
+            counted, weights = self._finite_rows(server, counted, weights)
+        if self.weigh is not None and len(counted):
+            weights = self.weigh.of(server, counted, weights)
+        if server.privacy is not None:
+            weights = server.privacy.bounded(counted.clients, weights)
+        applied = self._apply(server, counted, weights)
+        updates.mark_used()
+        updates = counted
+        if not applied:
+            updates, weights = self._finite_rows(server, updates, weights)
+            if not self._apply(server, updates, weights):
+                server.diverge("the model is no longer finite")
+        if self.remember is not None:
+            weights = server.importance[updates.clients]
+        server.record_linear(self.rule is None)
+        server.close_aggregation(updates, weights if self.rule is None else np.ones(len(updates)))
+        return updates.sealed(server.privacy is not None)
+
+    def publish(self, server: Server, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
+        """Replace the model by another, or by what the optimiser given makes of the difference."""
+        if model.shape != server.model.shape or model.dtype != server.model.dtype:
+            wanted = tuple(server.model.shape)
+            raise UserError(f"publish: a model of shape {wanted} is needed, not {tuple(model.shape)}")
+        if server.privacy is not None:
+            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
+        applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)
+        server.record_linear(weights is not None)
+        moved = model.clone() if self.given is None else self.optimiser.step(server.model, model - server.model)
+        if _finite(moved):
+            server.model = moved
+        else:
+            server.diverge("the model is no longer finite")
+        server.close_aggregation(updates, applied)
+
+    def combined(self, server: Server, rows: Tensor, weights: FloatArray) -> Tensor:
+        """`[P]` the weighted sum of rows `[k, P]`, or their weights' sum times what the rule makes of them."""
+        total = float(weights.sum())
+        if self.rule is None or not total > 0:
+            summed: Tensor = torch.tensordot(torch.as_tensor(weights).to(rows), rows, dims=1)
+            return summed
+        if (why := self.rule.too_few(len(rows))) is not None:
+            server.log("too_few_rows", rows=min(self.rule.buckets or len(rows), len(rows)), why=why)
+        last = torch.zeros_like(server.model) if self.last is None else self.last
+        key = random.key(server.seed, "buckets", server.version)
+        with server.cohort.all_threads():
+            self.last = self.rule(rows, torch.as_tensor(weights / total).to(rows), last, key)
+            return total * self.last
+
+    def finite(self, server: Server, updates: Updates, weights: FloatArray | None = None) -> Updates:
+        """Drop rows that hold NaN or infinity, and log them with the weight that is lost."""
+        if not len(updates):
+            return updates
+        good = updates.finite().cpu().numpy()
+        for row in np.flatnonzero(~good).tolist():
+            job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
+            server.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
+        return updates if good.all() else updates.select(good)
+
+    def _check_private(self, server: Server) -> None:
+        """Raise where noise would have to hide more than a sum."""
+        if server.privacy is None:
+            return
+        if self.rule is not None:
+            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
+        if self.remember is not None:
+            raise UserError("privacy.noise: it hides what is new in a round, and this algorithm remembers updates")
+
+    def _screened(self, server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+        """Leave out what observers have looked at and do not let count."""
+        for observer in server.observers:
+            counted = observer.on_step(server, updates, weights)
+            if counted is not weights and server.privacy is not None:
+                name = type(observer).__name__
+                raise UserError(f"privacy.noise: nobody's weight may follow from updates, and {name} changes weights")
+            if counted is not weights:
+                updates, weights = updates.select(counted != 0), counted[counted != 0]
+        return updates, weights
+
+    def _finite_rows(self, server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+        """Drop rows that are not `finite`, and their weights."""
+        kept = self.finite(server, updates, weights)
+        left = set(kept.jobs)
+        return kept, weights[[job in left for job in updates.jobs]]
+
+    def _apply(self, server: Server, updates: Updates, weights: FloatArray) -> bool:
+        """Move the model, unless it would no longer be finite."""
+        if not len(updates):
+            server.log("empty_round")
+            if server.privacy is None and self.remember is None:
+                return True
+        optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
+        model = self._moved(server, optimiser, updates, weights)
+        if not _finite(model):
+            return False
+        server.model, self.optimiser = model, optimiser
+        return True
+
+    def _moved(self, server: Server, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
+        """`[P]` the model after a step."""
+        if self.remember is None:
+            return optimiser.step(server.model, self._aggregated(server, updates, weights))
+        change = self.combined(server, self.remember.take(server, updates), server.importance)
+        factor = self.remember.factor(server)
+        if type(optimiser) is Step:  # one product, as published
+            return server.model + (optimiser.lr * factor) * change
+        return optimiser.step(server.model, factor * change)
+
+    def _aggregated(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
+        """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
+        if server.privacy is not None:
+            return server.privacy.noised_sum(updates, weights, server.model, server.version)
+        if self.rule is None or not weights.sum() > 0:
+            return updates.weighted_sum(weights)
+        return self.combined(server, updates.deltas, weights)
+
+
+def _finite(model: Tensor) -> bool:
+    """Whether every number is; a sum that is finite says so in one go."""
+    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
+
+
+def _checked(updates: Updates, weights: ArrayLike) -> FloatArray:
+    weights = np.array(weights, np.float64)  # its own: they are recorded when the round closes
+    if weights.shape != (len(updates),) or not np.isfinite(weights).all():
+        raise UserError(f"step: {len(updates)} updates need as many finite weights, not {weights!r}")
+    return weights

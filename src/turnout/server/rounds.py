@@ -1,0 +1,121 @@
+"""The rounds of a server: what is counted in one, and what is recorded of it when it closes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from turnout.core.random import FloatArray, IntArray
+from turnout.server.jobs import ARRIVED, CANCELLED, Job, mark_logged, together
+from turnout.server.observer import Round
+from turnout.server.state import Facts
+from turnout.server.updates import Updates
+
+if TYPE_CHECKING:
+    from turnout.server.server import Server
+
+
+class Rounds:
+    """Open, count and close rounds. It is told which server's: an object that knew would keep that alive."""
+
+    def __init__(self) -> None:
+        self.open = False  # one is under way
+        self.record = Round(0, 0.0)
+        self.used: list[tuple[Updates, FloatArray, int]] = []  # with their weights, and the version they changed
+        self.ended: list[Sequence[Job]] = []
+        self.tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
+        self.notes: dict[str, float] = {}  # what the algorithm says of it
+        self.evaluated_at = 0.0  # seconds, of the last evaluation
+
+    def run(self, server: Server) -> Iterator[int]:
+        """Yield the version before each round, until the stop rule; close, checkpoint and open between two."""
+        while True:
+            server.settle()
+            if self.open:
+                self.close(server)
+            if server.checkpoints is not None and server.checkpoints.due(server.version):
+                for observer in server.observers:
+                    observer.on_checkpoint(server)
+                server.checkpoints.save(server)
+            server.stopped = server.stopped or server.stopping.reason(server.version, server.now, server.measures)
+            if server.stopped:
+                return
+            self.open = True
+            yield server.version
+
+    def add_ended(self, jobs: Sequence[Job]) -> None:
+        """Count jobs that have just ended, by outcome, and their bytes."""
+        self.ended.append(jobs)
+        tally, columns = self.tally, together(jobs)
+        if columns is not None:
+            tally["arrived"] += len(jobs)
+            tally["bytes_down"] += columns.bytes[0] * len(jobs)
+            tally["bytes_up"] += columns.bytes[1] * len(jobs)
+            return
+        outcomes = [job.outcome for job in jobs]
+        arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
+        tally["arrived"] += arrived
+        tally["cancelled"] += cancelled
+        tally["failed"] += len(jobs) - arrived - cancelled
+        tally["bytes_down"] += sum([job.bytes[0] for job in jobs])
+        tally["bytes_up"] += sum([job.bytes[1] for job in jobs])
+
+    def close(self, server: Server) -> None:
+        """Fill the record of the round under way, evaluate the model where that is due, and tell the observers."""
+        self.open = False
+        version, now, record = server.version, server.now, self.record
+        self.record = Round(version + 1, now)
+        record.jobs, record.weights, record.staleness = self._jobs(version)
+        record.number, record.time = version, now
+        contributed = record.staleness[record.weights != 0].tolist()
+        record.facts = {
+            **self.tally,
+            "used": len(contributed),
+            "heard": server._count_heard,
+            "weight": math.fsum(record.weights.tolist()),
+            "staleness_mean": sum(contributed) / len(contributed) if contributed else 0.0,
+            "staleness_max": max(contributed, default=0),
+            **self.notes,
+        }
+        self.used, self.ended, self.notes = [], [], {}
+        self.tally = dict.fromkeys(self.tally, 0)
+        last = server.stopped or server.stopping.reason(version, now, server.measures)
+        if last or server.evaluation.due(version, now, self.evaluated_at):
+            record.measures = server.evaluate()
+            if not all(np.isfinite(value) for name, value in server.measures.items() if name.endswith("_loss")):
+                server.diverge("the loss is no longer finite")
+        for observer in server.observers:
+            observer.on_round(server, record)
+        mark_logged(record.jobs)
+        if server.population.changes:
+            server.importance = server.population.importance_at(server.now)
+
+    def _jobs(self, version: int) -> tuple[Sequence[Job], FloatArray, IntArray]:
+        """List the jobs that counted, then those that only ended; with weights `[k]` and staleness `[k]`."""
+        if len(self.used) == len(self.ended) == 1 and self.used[0][0].crew is self.ended[0]:
+            updates, used_weights, at = self.used[0]
+            columns = updates.columns
+            if columns is not None:
+                return self.ended[0], used_weights.copy(), np.full(len(updates), at - columns.version)
+        weights = [weight for _, used, _ in self.used for weight in used.tolist()]
+        staleness = [at - job.version for updates, _, at in self.used for job in updates.jobs]
+        jobs = [job for updates, _, _ in self.used for job in updates.jobs]
+        used = set(jobs)
+        for job in chain(*self.ended):
+            if job not in used:
+                jobs.append(job)
+                weights.append(0.0)
+                staleness.append(max(0, version - 1 - job.version))
+        return jobs, np.array(weights, np.float64), np.array(staleness, np.int64)
+
+    def save(self) -> Facts:
+        """Give what is known between two rounds, but for jobs."""
+        return {"evaluated_at": self.evaluated_at, "tally": self.tally, "linear": self.record.linear}
+
+    def load(self, facts: Facts) -> None:
+        self.evaluated_at, self.tally = facts["evaluated_at"], facts["tally"]
+        self.record.linear = facts["linear"]
