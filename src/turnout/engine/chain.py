@@ -164,7 +164,7 @@ class Chain:
         )
 
     def worth_factoring(self, layers: Named, samples: int) -> list[str]:
-        """Name prefixes of wide layers that take less to carry along than to form while a client sees so many samples."""
+        """Name prefixes of wide layers that take less to carry along than to form for so many samples of a client."""
         shapes = (
             (link.prefix, layers[f"{link.prefix}weight"].shape) for link in self.links if isinstance(link, Linear)
         )
