@@ -192,7 +192,7 @@ class Simulation(Mailbox):
     # -- computing --------------------------------------------------------------------------------------------
 
     def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
-        """Train `needed` unless that was done, and with them all jobs in flight or starting that will bring a result."""
+        """Train `needed` unless that was done, and with them jobs in flight or starting that will bring a result."""
         columns = None if self.in_flight or starting else together(needed)
         if columns is not None:
             self._train_together(cast(Crew, needed), columns)
