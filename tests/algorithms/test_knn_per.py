@@ -217,7 +217,7 @@ def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, ke
     listener = Listener()
     algorithm = KNNPer(local(), turnout.Full(), interpolation=1.0, fraction=0.0, capacity=capacity, keep=keep)
     server = trained(algorithm, observers=[listener])
-    assert listener.heard == ["empty_memory"]
+    assert listener.heard == ["empty_memory", "path"]
     assert server.measures == pytest.approx(trained(FedAvg(local(), turnout.Full())).measures)
     assert not memories(server)["interpolation"].any()
 

@@ -21,8 +21,9 @@ from turnout.engine.paths import CHAIN, RAY, THREADS, VMAP, select_path
 from turnout.engine.paths import Path as Choice
 from turnout.engine.train import Cohort
 from turnout.engine.trial import Trial
-from turnout.local.modifiers import Proximal
+from turnout.local.modifiers import SharpnessAware
 from turnout.local.own import OwnModelSGD
+from turnout.local.transforms import TopK
 from turnout.record.run_folder import damage
 
 
@@ -73,7 +74,13 @@ ALONE = Plan(engine="sequential", threads=1)
         (lambda: path(relu, PLAIN, Plan(kernels="general", threads=1)), VMAP, "engine.kernels is general"),
         (lambda: path(relu, local(momentum=0.5)), VMAP, "local.momentum changes the steps of plain SGD"),
         (lambda: path(relu, PLAIN, None, "clip_norm"), VMAP, "local.clip_norm changes the steps of plain SGD"),
-        (lambda: path(relu, LocalSGD(0.1, modifiers=(Proximal(1.0),))), VMAP, "ProximalSGD is more than plain SGD"),
+        (
+            lambda: path(relu, local(modifiers=(SharpnessAware(),))),
+            VMAP,
+            "local.modifiers change the steps of plain SGD (SharpnessAware)",
+        ),
+        (lambda: path(relu, local(modifiers=(TopK(0.1),))), CHAIN, "plain SGD through linear, relu"),
+        (lambda: path(relu, OwnModelSGD(0.1)), VMAP, "OwnModelSGD is more than plain SGD"),
         (
             lambda: path(conv, local(momentum=0.5)),
             THREADS,

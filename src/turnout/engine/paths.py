@@ -73,7 +73,7 @@ def reason_apart(task: Task, plan: Plan) -> str:
 
 
 def falls_back(task: Task, plan: Plan) -> bool:
-    """Whether clients are computed one after another though the plan did not want that."""
+    """Say whether clients are computed one after another though the plan did not want that."""
     return bool(task.alone) and (plan.engine == "ray" or not _slow_together(task, plan))
 
 
@@ -102,6 +102,9 @@ def _slow_together(task: Task, plan: Plan) -> str:
 
 def _reason_not_plain(local: LocalSGD, own: Collection[str]) -> str:
     """Say what makes a local work more than plain SGD."""
+    if local.active:
+        kinds = ", ".join(type(modifier).__name__ for modifier in local.active)
+        return f"local.modifiers change the steps of plain SGD ({kinds})"
     for name in ("momentum", "weight_decay", "clip_norm"):
         if getattr(local, name) or name in own:
             return f"local.{name} changes the steps of plain SGD"

@@ -56,7 +56,7 @@ class Plan(Spelt):
         return PRECISIONS[self.precision]
 
     def with_threads(self) -> Plan:
-        """The plan with a number of threads: all cores of this machine, unless one was given."""
+        """Fill in the number of threads: all cores of this machine, unless one was given."""
         return replace(self, threads=self.threads or (1 if self.engine == "ray" else os.cpu_count() or 1))
 
     def resolve(self) -> Plan:
@@ -77,7 +77,7 @@ class Plan(Spelt):
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
-        """How many trained results may wait for the clock to reach them."""
+        """Count the trained results that may wait for the clock to reach them."""
         numbers = sum(torch.Size(shape).numel() for shape in work.sends(task).values())
         return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
 

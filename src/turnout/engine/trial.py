@@ -80,7 +80,7 @@ def _candidates() -> list[str]:
 
 
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
-    """The shortest time of a small cohort's training."""
+    """Time the training of a small cohort: the shortest of some repetitions, in seconds."""
     chain, clients = Chain.of(task, plan.convolution), np.arange(CLIENTS)
     sgd = GraphedSGD(task, inputs, targets, plan, chain)
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))

@@ -2,7 +2,7 @@
 
 Every job ends with an event at a tick of the clock. `Mailbox` waits for events and keeps who is at work, what has
 arrived, what has failed and what clients hold or go on from. A subclass says how a job begins (`_begin`), whether
-anything happens by a tick (`_due`), and where results come from (`_train`).
+anything happens by a tick (`_due`), and where results come from (`_ensure_trained`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Mailbox(Server):
         """Whether an event comes by that tick (None: ever); it is then the first of the queue."""
         raise NotImplementedError
 
-    def _train(self, needed: Sequence[Job]) -> None:
-        """Make the results of these jobs known."""
+    def _ensure_trained(self, needed: Sequence[Job]) -> None:
+        """Train these jobs, unless that was done: afterwards each has its result."""
         raise NotImplementedError
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
@@ -202,7 +202,7 @@ class Mailbox(Server):
         if len(missing):
             raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
         last = [self._kept[client] for client in ids.tolist()]
-        self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
+        self._ensure_trained([job for job in last if job.outcome == ARRIVED and job.local is None])
         models, batches, done = [], numbers.copy(), np.zeros(len(ids))
         for i, job in enumerate(last):
             if job.outcome == ARRIVED:
@@ -254,7 +254,7 @@ class Mailbox(Server):
         return crew
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(jobs, self._train, self.version, self._ticks, self.model, failed)
+        return Updates(jobs, self._ensure_trained, self.version, self._ticks, self.model, failed)
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         """What the algorithm gets of them: with noise to hide single updates, nothing to look at."""

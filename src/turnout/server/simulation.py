@@ -70,7 +70,7 @@ class Simulation(Mailbox):
 
     def _invitation(self, ids: IntArray, *choices: Any) -> Invitation:
         if self._unsettled:
-            self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
+            self._ensure_trained([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         return super()._invitation(ids, *choices)
 
     def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
@@ -110,7 +110,7 @@ class Simulation(Mailbox):
             nothing = self.model.new_zeros(len(lying), len(self.model))
             self._attach(lying, Block({"delta": behaviour.respond(updates, nothing, len(jobs))}))
             return
-        self._train(lying, jobs)
+        self._ensure_trained(lying, jobs)
         forged = behaviour.respond(updates, updates.gather("delta", held=True), len(jobs))
         for block, there, here in by_block([job.result for job in lying if job.result is not None]):
             block.put("delta", there, forged[here])
@@ -191,8 +191,8 @@ class Simulation(Mailbox):
 
     # -- computing --------------------------------------------------------------------------------------------
 
-    def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
-        """Compute the results of `needed` and, with them, of every job in flight or starting that will bring one."""
+    def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
+        """Train `needed` unless that was done, and with them jobs in flight or starting that will bring a result."""
         columns = None if self.in_flight or starting else together(needed)
         if columns is not None:
             self._train_together(cast(Crew, needed), columns)
@@ -305,7 +305,7 @@ class Simulation(Mailbox):
             self._compact()
             self._trained = False
         if self._unsettled:
-            self._train(list(self._unsettled.values()))
+            self._ensure_trained(list(self._unsettled.values()))
 
     @property
     def _threads(self) -> int:
