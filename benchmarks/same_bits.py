@@ -51,8 +51,10 @@ def _part(name: str, *modules: str) -> Any:
     """Import a name from the first module that has it."""
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):  # it is there, and something it needs is not
+                raise
             continue
         if callable(found):
             return found
