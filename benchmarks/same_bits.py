@@ -25,6 +25,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,8 +52,10 @@ def _part(name: str, *modules: str) -> Any:
     """Import a name from the first module that has it."""
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):  # it is there, and something it needs is not
+                raise
             continue
         if callable(found):
             return found
@@ -147,8 +150,17 @@ def _events(lines: Iterable[str]) -> list[str]:
 def _begin(folder: str) -> None:
     """Prepare a process: configurations read files of the folder, and nobody waits for the disk."""
     os.chdir(folder)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.fsync = lambda fd: None  # noqa: ARG005
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _attempt(work: Callable[[Path], Digests]) -> Digests:
