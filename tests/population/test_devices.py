@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from turnout.clients import devices
+from turnout.clients.columns import column
 from turnout.clients.devices import (
     AtLeast,
     Constant,
@@ -25,7 +26,6 @@ from turnout.clients.devices import (
     Gaussian,
     LogNormal,
     Table,
-    column,
     sample,
 )
 from turnout.core.errors import UserError

@@ -19,6 +19,7 @@ from turnout.core import random
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
+from turnout.data._dealing import apportion, by_class, deal, even, filtered, shuffle, times_before
 from turnout.data.dataset import Dataset
 
 Data = Dataset | Sequence[int] | NDArray[np.integer]
@@ -28,7 +29,7 @@ Part = Literal["train", "test"]
 def iid(data: Data, clients: int, seed: int) -> Ragged:
     """Shuffle and cut into `clients` rows whose sizes differ by at most one; every sample is used exactly once."""
     _enough(len(data), clients)
-    return _deal(_even(len(data), clients), seed)
+    return deal(even(len(data), clients), seed)
 
 
 def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 0.3, in_order: bool = False) -> Ragged:
@@ -44,7 +45,7 @@ def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
         return Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(len(data)))
-    return _deal(sizes, seed)
+    return deal(sizes, seed)
 
 
 def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part = "train") -> Ragged:
@@ -90,7 +91,7 @@ def one_class(
             f"partition one_class: {classes} classes of {clients_per_class} clients_per_class are not {clients} clients"
         )
     holders = np.bincount(np.arange(clients) % classes, minlength=classes)  # clients of every class
-    order, rank = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, rank = by_class(labels, classes, shuffle(len(labels), seed))
     label, supply = labels[order], np.bincount(labels, minlength=classes)
     each = samples if part == "train" else test_samples
     if each is None:
@@ -128,7 +129,7 @@ def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) 
     supply = np.bincount(labels, minlength=classes)
     pieces = np.zeros(classes, np.int64)
     pieces[present] = apportion(supply[present], total)
-    order, rank = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, rank = by_class(labels, classes, shuffle(len(labels), seed))
     label = labels[order]
     shard = np.cumsum(pieces)[label] - pieces[label] + rank * pieces[label] // supply[label]
     owner = np.empty(len(labels), np.int64)
@@ -161,7 +162,7 @@ def dirichlet(
         labels, classes = (place * label_groups // classes)[labels], label_groups
     _enough(len(labels), clients)
     _positive_alpha("dirichlet", alpha)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     starts = np.cumsum(supply) - supply
     owner = np.empty(len(labels), np.int64)
@@ -234,11 +235,11 @@ def dirichlet_equal(
     label = np.repeat(np.tile(np.arange(classes), clients), wanted.ravel())  # [total] class of every slot
     slot = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     keys = random.key(seed, f"partition {part}", np.repeat(ids, counts), slot)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     start = np.cumsum(supply) - supply
     if replace:
         return Ragged(offsets, order[start[label] + random.integers(keys, 1, supply[label])[:, 0]])
-    slots, rank = _by_class(label, classes, keys)  # in every class chance decides who is served first
+    slots, rank = by_class(label, classes, keys)  # in every class chance decides who is served first
     served = rank < supply[label[slots]]
     values = np.full(len(label), -1)
     values[slots[served]] = order[(start[label[slots]] + rank)[served]]
@@ -277,7 +278,7 @@ def pachinko(
     ids = np.arange(clients)
     coarse = random.dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
     fine = np.maximum(random.dirichlet(random.key(seed, "partition class", ids), classes, beta), np.finfo(float).tiny)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     start, used = np.cumsum(supply) - supply, np.zeros(classes, np.int64)
     rows = []
@@ -290,7 +291,7 @@ def pachinko(
             chance = np.cumsum(left / np.where(among > 0, among, 1)[parent] * shares[parent])
             luck = random.uniform(random.key(seed, "partition pachinko", client, len(row)), missing)
             drawn = np.minimum(np.searchsorted(chance, luck * chance[-1], "right"), np.flatnonzero(left)[-1])
-            taken = used[drawn] + _times_before(drawn, classes)
+            taken = used[drawn] + times_before(drawn, classes)
             short = np.flatnonzero(taken >= supply[drawn])  # from there on the mixture is another
             end = short[0] if len(short) else missing
             row.append(order[(start[drawn] + taken)[:end]])
@@ -316,7 +317,7 @@ def split(rows: Ragged, test_fraction: float, seed: int) -> tuple[Ragged, Ragged
     tests = np.minimum(np.floor(test_fraction * counts + 0.5).astype(np.int64), np.maximum(counts - 1, 0))
     testing = np.empty(len(owner), bool)
     testing[order] = last < tests[owner]
-    return _filtered(rows, owner, ~testing), _filtered(rows, owner, testing)
+    return filtered(rows, owner, ~testing), filtered(rows, owner, testing)
 
 
 PARTITIONS: dict[str, Callable[..., Ragged]] = {
@@ -356,14 +357,6 @@ def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray
     return parent.astype(np.int64)
 
 
-def _times_before(values: IntArray, count: int) -> IntArray:
-    """How often each value (below `count`) has occurred before."""
-    order, rank = _by_class(values, count, np.arange(len(values)))
-    times = np.empty(len(values), np.int64)
-    times[order] = rank
-    return times
-
-
 def _enough(samples: int, clients: int) -> None:
     if not 1 <= clients <= samples:
         raise UserError(f"partition: {clients} clients for {samples} samples; allowed: 1 to {samples}")
@@ -380,39 +373,3 @@ def _refuse(bad: NDArray[np.bool_], partition: str, complaint: str) -> None:
         names = ", ".join(map(str, np.flatnonzero(bad)[:5]))
         more = f" and {bad.sum() - 5} more" if bad.sum() > 5 else ""
         raise UserError(f"partition {partition}: clients {names}{more} {complaint}")
-
-
-def _even(samples: int, clients: int) -> IntArray:
-    return np.diff(np.arange(clients + 1) * samples // clients)
-
-
-def _shuffle(samples: int, seed: int) -> IntArray:
-    """Random keys whose order is the shuffle of the samples."""
-    return random.bits(random.key(seed, "partition shuffle"), samples)
-
-
-def _deal(sizes: IntArray, seed: int) -> Ragged:
-    """Rows of the given sizes from one shuffle of all samples."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Ragged(offsets, np.argsort(_shuffle(int(offsets[-1]), seed), kind="stable"))
-
-
-def apportion(weights: NDArray[np.number], total: int) -> IntArray:
-    """Integers of at least 1, proportional to `weights`, summing exactly to `total` (largest remainders)."""
-    above = np.maximum(weights / weights.sum() * total - 1, 0)  # what lies beyond the 1 that everybody gets
-    exact = above * ((total - len(weights)) / max(above.sum(), 1e-300))
-    share: IntArray = np.floor(exact).astype(np.int64)
-    missing = total - len(weights) - int(share.sum())
-    share[np.argsort(share - exact, kind="stable")[:missing]] += 1
-    return share + 1
-
-
-def _by_class(labels: IntArray, classes: int, keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Positions ordered by class and, inside a class, by key; and the rank of each inside its class."""
-    counts = np.bincount(labels, minlength=classes)
-    return np.lexsort((keys, labels)), np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _filtered(rows: Ragged, owner: IntArray, keep: NDArray[np.bool_]) -> Ragged:
-    counts = np.bincount(owner[keep], minlength=len(rows))
-    return Ragged(np.concatenate([[0], np.cumsum(counts)]), rows.values[keep])
