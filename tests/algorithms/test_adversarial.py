@@ -316,7 +316,8 @@ def test_robust_fedprox_takes_the_clients_of_fedprox() -> None:
 
 def state(algorithm: Algorithm) -> int:
     """Numbers the algorithm remembers."""
-    return sum(value.numel() for value in vars(algorithm).values() if isinstance(value, torch.Tensor))
+    values = [*vars(algorithm).values(), *(vars(algorithm.remember).values() if algorithm.remember else ())]
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
 
 @pytest.mark.parametrize("size", [4, 40])

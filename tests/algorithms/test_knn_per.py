@@ -19,6 +19,7 @@ from turnout.algorithms.knn_per import KNNPer
 from turnout.config import options
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal, permutation
+from turnout.engine import passes
 from turnout.engine.evaluate import Evaluator, Personal
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
@@ -217,7 +218,7 @@ def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, ke
     listener = Listener()
     algorithm = KNNPer(local(), turnout.Full(), interpolation=1.0, fraction=0.0, capacity=capacity, keep=keep)
     server = trained(algorithm, observers=[listener])
-    assert listener.heard == ["empty_memory", "path"]
+    assert listener.heard == ["empty_memory"]
     assert server.measures == pytest.approx(trained(FedAvg(local(), turnout.Full())).measures)
     assert not memories(server)["interpolation"].any()
 
@@ -302,16 +303,21 @@ def test_dropout_is_off_in_memories() -> None:
     torch.testing.assert_close(memories(server)["keys"][int(np.flatnonzero(clients == 1)[0])][: len(keys)], keys)
 
 
-def test_little_memory_changes_nothing_and_is_kept_to() -> None:
+def test_little_memory_changes_nothing_and_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     people = split(population((90,) * 30))
     servers = [
         trained(KNNPer(local(), turnout.Full()), people, plan=Plan(threads=1, memory_mib=mib, precision="float64"))
         for mib in (2048, 1)
     ]
     asked = []
-    prepare = servers[1].cohort.prepare
-    servers[1].cohort.prepare = lambda jobs, state: (asked.append(len(jobs.keys)), prepare(jobs, state))[1]  # type: ignore[func-returns-value, method-assign]
-    small, large = servers[1].evaluate(), servers[0].evaluate()
+    large, prepare = servers[0].evaluate(), passes.prepare
+
+    def watched(cohort: Any, jobs: Any, state: Any) -> Any:
+        asked.append(len(jobs.keys))
+        return prepare(cohort, jobs, state)
+
+    monkeypatch.setattr("turnout.engine.evaluate.prepare", watched)
+    small = servers[1].evaluate()
     assert small == pytest.approx(large, rel=1e-9)
     assert max(asked) < 30
     numbers = KNNPer(local()).adaptation(False).prepared_numbers(servers[1].task, 60)

@@ -21,5 +21,7 @@ class Log(Observer):
     def on_event(self, server: Server, event: Event) -> None:
         append_lines(self.path, [str(event)])
 
+    on_path = on_event
+
     def on_end(self, server: Server) -> None:
         append_lines(self.path, [f"round {server.version}, {server.now:.6g} s: stopped ({server.stopped})"])

@@ -44,8 +44,8 @@ class PlanFile(Observer):
         known = {**server.plan.as_dict(), "paths": paths, "trial_seconds": seconds, "format": FORMAT}
         write_text(self.path, as_json_text(known))
 
-    def on_event(self, server: Server, event: Event) -> None:
-        if event.kind == "path" and event.facts not in self._before.get("paths", []):
+    def on_path(self, server: Server, event: Event) -> None:
+        if event.facts not in self._before.get("paths", []):
             self.run.seal(without=[NAME])
             self.write(server)
             self.run.seal()

@@ -76,6 +76,9 @@ class Observer:
 
     def on_event(self, server: Server, event: Event) -> None: ...
 
+    def on_path(self, server: Server, event: Event) -> None:
+        """The first time a kind of local work is computed in a way: its facts are `work`, `name` and `why`."""
+
     def on_checkpoint(self, server: Server) -> None: ...
 
     def on_end(self, server: Server) -> None: ...

@@ -32,6 +32,7 @@ from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
 from turnout.server.jobs import ARRIVED, Columns, Crew, Job, together
 from turnout.server.mailbox import Mailbox
+from turnout.server.observer import Event
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.updates import Updates, by_block
@@ -82,7 +83,9 @@ class Simulation(Mailbox):
         told = {"work": type(work).__name__, "name": path.name, "why": path.why}
         if told not in self.paths:
             self.paths.append(told)
-            self.log("path", **told)
+            event = Event("path", self.version, self.now, dict(told))
+            for observer in self.observers:
+                observer.on_path(self, event)
 
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
         self._tell_path(invitation.work, invitation.options)
