@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from turnout.clients import devices
-from turnout.clients.devices import (
+from turnout.clients.devices import Devices
+from turnout.clients.draws import (
     AtLeast,
     Constant,
-    Devices,
     Draw,
     Evenly,
     Exponential,

@@ -9,42 +9,61 @@ Functions with a `part` also deal a dataset's central test set by the same rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from turnout.core import random
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
-
-Data = Dataset | Sequence[int] | NDArray[np.integer]
-Part = Literal["train", "test"]
+from turnout.data.dealing import (
+    Data,
+    Part,
+    apportion,
+    by_class,
+    check_alpha,
+    check_enough,
+    deal,
+    even,
+    filtered,
+    labels_of,
+    refuse,
+    shuffle,
+    superclasses_of,
+    times_before,
+)
 
 
 def iid(data: Data, clients: int, seed: int) -> Ragged:
     """Shuffle and cut into `clients` rows whose sizes differ by at most one; every sample is used exactly once."""
-    _enough(len(data), clients)
-    return _deal(_even(len(data), clients), seed)
+    check_enough(len(data), clients)
+    return deal(even(len(data), clients), seed)
 
 
-def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 0.3, in_order: bool = False) -> Ragged:
+def gaussian_sizes(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    relative_sd: float = 0.3,  # standard deviation of the sizes, relative to the mean
+    in_order: bool = False,  # whether slices of the data as it stands are dealt
+) -> Ragged:
     """Quantity skew: n_i ~ N(n/N, (relative_sd n/N)^2), at least 1, rescaled to sum exactly to n; then an iid deal, or
     with `in_order` slices of the data as it stands (as the SAFA experiments have it).
 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
-    _enough(len(data), clients)
+    check_enough(len(data), clients)
     if not 0 <= relative_sd < np.inf:
         raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0 and finite")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
         return Ragged(np.concatenate([[0], np.cumsum(sizes)]), np.arange(len(data)))
-    return _deal(sizes, seed)
+    return deal(sizes, seed)
 
 
 def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part = "train") -> Ragged:
@@ -64,7 +83,7 @@ def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part
         raise UserError(f"partition natural: {clients} clients asked, the data has {available} groups; ask for fewer")
     rows = Ragged.from_owner(np.where(groups < clients, groups, -1), clients)
     if part == "train":
-        _refuse(rows.counts < 1, "natural", "have no sample; number the groups 0, 1, 2, ... without gaps")
+        refuse(rows.counts < 1, "natural", "have no sample; number the groups 0, 1, 2, ... without gaps")
     return rows
 
 
@@ -73,9 +92,9 @@ def one_class(
     clients: int,
     seed: int,
     *,
-    clients_per_class: int | None = None,
-    samples: int | None = None,
-    test_samples: int | None = None,
+    clients_per_class: int | None = None,  # clients are listed class by class; none: client i has class i mod C
+    samples: int | None = None,  # of each client; none: an even share of all
+    test_samples: int | None = None,  # of each client's test set; none: an even share of all
     part: Part = "train",
 ) -> Ragged:
     """Client i holds only class i mod C, no sample twice: `samples` (`test_samples`) of them, or an even share of all.
@@ -83,14 +102,14 @@ def one_class(
     With `clients_per_class` the clients are listed class by class instead: client i holds class i // clients_per_class.
     Reference: Fraboni et al., Clustered Sampling, ICML 2021 (MNIST, 100 clients, 500 training samples each).
     """
-    labels, classes = _labels(data, "one_class", part)
-    _enough(len(labels), clients)
+    labels, classes = labels_of(data, "one_class", part)
+    check_enough(len(labels), clients)
     if clients_per_class is not None and clients_per_class * classes != clients:
         raise UserError(
             f"partition one_class: {classes} classes of {clients_per_class} clients_per_class are not {clients} clients"
         )
     holders = np.bincount(np.arange(clients) % classes, minlength=classes)  # clients of every class
-    order, rank = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, rank = by_class(labels, classes, shuffle(len(labels), seed))
     label, supply = labels[order], np.bincount(labels, minlength=classes)
     each = samples if part == "train" else test_samples
     if each is None:
@@ -107,18 +126,24 @@ def one_class(
     owner[order] = label + place * classes if clients_per_class is None else label * clients_per_class + place
     owner[order[place >= holders[label]]] = -1  # what nobody asked for
     rows = Ragged.from_owner(owner, clients)
-    _refuse(rows.counts < 1, f"one_class ({part})", "have no sample of their class; use fewer clients")
+    refuse(rows.counts < 1, f"one_class ({part})", "have no sample of their class; use fewer clients")
     return rows
 
 
-def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) -> Ragged:
+def shards(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: int = 2,  # shards of a client, of one class each
+) -> Ragged:
     """Cut every class into shards, `clients * classes_per_client` in all, and deal each client `classes_per_client`.
 
     The number of shards of a class is proportional to its size and no shard mixes two classes, so a client sees at
     most `classes_per_client` classes; every sample is used exactly once.
     Reference: McMahan et al., Communication-Efficient Learning, AISTATS 2017 (whose shards may straddle two classes).
     """
-    labels, classes = _labels(data, "shards")
+    labels, classes = labels_of(data, "shards")
     total, present = clients * classes_per_client, np.unique(labels)
     if not len(present) <= total <= len(labels):
         raise UserError(
@@ -128,7 +153,7 @@ def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) 
     supply = np.bincount(labels, minlength=classes)
     pieces = np.zeros(classes, np.int64)
     pieces[present] = apportion(supply[present], total)
-    order, rank = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, rank = by_class(labels, classes, shuffle(len(labels), seed))
     label = labels[order]
     shard = np.cumsum(pieces)[label] - pieces[label] + rank * pieces[label] // supply[label]
     owner = np.empty(len(labels), np.int64)
@@ -141,10 +166,10 @@ def dirichlet(
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 1,
-    attempts: int = 20,
-    label_groups: int | None = None,
+    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    min_samples: int = 1,  # that every client has; 0: none at all is allowed
+    attempts: int = 20,  # draws until everybody has them
+    label_groups: int | None = None,  # groups of classes that are dealt like one class; none: each by itself
 ) -> Ragged:
     """Label skew, every sample used exactly once: for each class y, p_y ~ Dir_N(alpha); client i gets a p_{y,i} share.
 
@@ -153,15 +178,15 @@ def dirichlet(
     The shares are drawn anew, at most `attempts` times, until every client has `min_samples`; 0 allows empty clients.
     Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning, ICML 2019.
     """
-    labels, classes = _labels(data, "dirichlet")
+    labels, classes = labels_of(data, "dirichlet")
     if label_groups is not None:
         if not 1 <= label_groups <= classes:
             raise UserError(f"partition dirichlet: label_groups is {label_groups}; allowed: 1 to {classes} classes")
         place = random.permutation(random.key(seed, "partition label group"), classes)
         labels, classes = (place * label_groups // classes)[labels], label_groups
-    _enough(len(labels), clients)
-    _positive_alpha("dirichlet", alpha)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    check_enough(len(labels), clients)
+    check_alpha("dirichlet", alpha)
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     starts = np.cumsum(supply) - supply
     owner = np.empty(len(labels), np.int64)
@@ -176,7 +201,7 @@ def dirichlet(
             break
     else:
         advice = "raise alpha, or lower clients or min_samples"
-        _refuse(short, "dirichlet", f"have fewer than {min_samples} samples after {attempts} draws; {advice}")
+        refuse(short, "dirichlet", f"have fewer than {min_samples} samples after {attempts} draws; {advice}")
     return Ragged.from_owner(owner, clients)
 
 
@@ -185,9 +210,9 @@ def dirichlet_equal(
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    sizes: ArrayLike | None = None,
-    replace: bool = True,
+    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    sizes: ArrayLike | None = None,  # samples: one, or one a client; none: n // N
+    replace: bool = True,  # whether clients may share samples
     part: Part = "train",
 ) -> Ragged:
     """Label skew with chosen sizes: pi_i ~ Dir_C(alpha); client i holds floor(pi_{i,c} n_i) samples of class c.
@@ -198,7 +223,7 @@ def dirichlet_equal(
     is used twice, and where a class runs out, its unlucky draws take samples left over by the other classes.
     Reference: Hsu et al., arXiv:1909.06335, as in Fraboni et al., Clustered Sampling, ICML 2021.
     """
-    labels, classes = _labels(data, "dirichlet_equal", part)
+    labels, classes = labels_of(data, "dirichlet_equal", part)
     if clients < 1:
         raise UserError(f"partition dirichlet_equal: {clients} clients; there must be at least 1")
     given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
@@ -211,7 +236,7 @@ def dirichlet_equal(
         raise UserError(
             f"partition dirichlet_equal: {given.size} sizes for {clients} clients; give one, or one a client"
         )
-    _refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
+    refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
     counts = np.broadcast_to(given if part == "train" else np.maximum(given // 5, 1), clients)
     check_room("partition dirichlet_equal: so many samples", 4 * float(counts.sum(dtype=float)))
     if not replace and counts.sum() > len(labels):
@@ -222,7 +247,7 @@ def dirichlet_equal(
     if alpha == 0:
         mixture = np.eye(classes)[ids % classes]
     else:
-        _positive_alpha("dirichlet_equal", alpha)
+        check_alpha("dirichlet_equal", alpha)
         mixture = random.dirichlet(random.key(seed, "partition mixture", ids), classes, alpha)
     wanted = np.floor(mixture * counts[:, None]).astype(np.int64)
     wanted[:, -1] = counts - wanted[:, :-1].sum(axis=1)
@@ -234,11 +259,11 @@ def dirichlet_equal(
     label = np.repeat(np.tile(np.arange(classes), clients), wanted.ravel())  # [total] class of every slot
     slot = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     keys = random.key(seed, f"partition {part}", np.repeat(ids, counts), slot)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     start = np.cumsum(supply) - supply
     if replace:
         return Ragged(offsets, order[start[label] + random.integers(keys, 1, supply[label])[:, 0]])
-    slots, rank = _by_class(label, classes, keys)  # in every class chance decides who is served first
+    slots, rank = by_class(label, classes, keys)  # in every class chance decides who is served first
     served = rank < supply[label[slots]]
     values = np.full(len(label), -1)
     values[slots[served]] = order[(start[label[slots]] + rank)[served]]
@@ -253,10 +278,10 @@ def pachinko(
     clients: int,
     seed: int,
     *,
-    alpha: float = 0.4,
-    beta: float = 10.0,
-    samples: int | None = None,
-    superclasses: ArrayLike | None = None,
+    alpha: float = 0.4,  # of the Dirichlet law over superclasses
+    beta: float = 10.0,  # of that over the classes of one
+    samples: int | None = None,  # of each client; none: n // N
+    superclasses: ArrayLike | None = None,  # that of every class; none: the dataset's own
 ) -> Ragged:
     """Label skew by superclass: client i draws a mixture Dir(alpha) of superclasses and in each a mixture Dir(beta) of
     its classes; each of its `samples` (default: n // N) is a superclass, then a class, then a sample nobody has yet.
@@ -266,18 +291,18 @@ def pachinko(
     Reference: Li, McCallum, Pachinko Allocation, ICML 2006, as in Reddi et al., Adaptive Federated Optimization, ICLR
     2021, appendix F.
     """
-    labels, classes = _labels(data, "pachinko")
+    labels, classes = labels_of(data, "pachinko")
     for name, value in (("alpha", alpha), ("beta", beta)):
-        _positive_alpha("pachinko", value, name)
+        check_alpha("pachinko", value, name)
     each = len(labels) // max(1, clients) if samples is None else samples
     if not (clients >= 1 and each >= 1 and clients * each <= len(labels)):
         raise UserError(f"partition pachinko: {each} samples for each of {clients} clients; {len(labels)} exist")
-    parent = _superclasses(data, classes, superclasses)
+    parent = superclasses_of(data, classes, superclasses)
     family = np.eye(parent.max() + 1)[parent]  # [C, S] 1 where a class is in a superclass
     ids = np.arange(clients)
     coarse = random.dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
     fine = np.maximum(random.dirichlet(random.key(seed, "partition class", ids), classes, beta), np.finfo(float).tiny)
-    order, _ = _by_class(labels, classes, _shuffle(len(labels), seed))
+    order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     start, used = np.cumsum(supply) - supply, np.zeros(classes, np.int64)
     rows = []
@@ -290,7 +315,7 @@ def pachinko(
             chance = np.cumsum(left / np.where(among > 0, among, 1)[parent] * shares[parent])
             luck = random.uniform(random.key(seed, "partition pachinko", client, len(row)), missing)
             drawn = np.minimum(np.searchsorted(chance, luck * chance[-1], "right"), np.flatnonzero(left)[-1])
-            taken = used[drawn] + _times_before(drawn, classes)
+            taken = used[drawn] + times_before(drawn, classes)
             short = np.flatnonzero(taken >= supply[drawn])  # from there on the mixture is another
             end = short[0] if len(short) else missing
             row.append(order[(start[drawn] + taken)[:end]])
@@ -316,103 +341,10 @@ def split(rows: Ragged, test_fraction: float, seed: int) -> tuple[Ragged, Ragged
     tests = np.minimum(np.floor(test_fraction * counts + 0.5).astype(np.int64), np.maximum(counts - 1, 0))
     testing = np.empty(len(owner), bool)
     testing[order] = last < tests[owner]
-    return _filtered(rows, owner, ~testing), _filtered(rows, owner, testing)
+    return filtered(rows, owner, ~testing), filtered(rows, owner, testing)
 
 
 PARTITIONS: dict[str, Callable[..., Ragged]] = {
     function.__name__: function
     for function in (iid, gaussian_sizes, natural, one_class, shards, dirichlet, dirichlet_equal, pachinko)
 }
-
-
-def _labels(data: Data, partition: str, part: Part = "train") -> tuple[IntArray, int]:
-    """Labels of the part as integers, and the number of classes."""
-    if not isinstance(data, Dataset):
-        if part == "test":
-            raise UserError(f"partition {partition}: the test part needs a Dataset, not bare labels")
-        labels = np.asarray(data, np.int64)
-        classes = int(labels.max(initial=-1)) + 1
-    elif data.num_classes is None:
-        raise UserError(f"partition {partition}: dataset {data.name} has no class labels; use iid or gaussian_sizes")
-    elif part == "test" and data.test_targets is None:
-        raise UserError(f"partition {partition}: dataset {data.name} has no central test set; use split instead")
-    else:
-        labels = np.asarray(data.targets if part == "train" else data.test_targets, np.int64)
-        classes = data.num_classes
-    if labels.ndim != 1 or labels.min(initial=0) < 0 or labels.max(initial=-1) >= classes:
-        raise UserError(f"partition {partition}: labels must be one integer of 0 to {classes - 1} a sample")
-    return labels, classes
-
-
-def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray:
-    """`[C]` the superclass of every class."""
-    known = data.facts.get("coarse_of_fine") if isinstance(data, Dataset) else None
-    if given is None and known is None:
-        raise UserError("partition pachinko: superclasses are not known; give that of every class, or use dirichlet")
-    parent = np.asarray(known if given is None else given, np.float64)
-    most = max(classes, 1000)
-    if parent.shape != (classes,) or not ((parent >= 0) & (parent < most)).all():
-        raise UserError(f"partition pachinko: superclasses must be {classes} numbers from 0 to {most - 1}, one a class")
-    return parent.astype(np.int64)
-
-
-def _times_before(values: IntArray, count: int) -> IntArray:
-    """How often each value (below `count`) has occurred before."""
-    order, rank = _by_class(values, count, np.arange(len(values)))
-    times = np.empty(len(values), np.int64)
-    times[order] = rank
-    return times
-
-
-def _enough(samples: int, clients: int) -> None:
-    if not 1 <= clients <= samples:
-        raise UserError(f"partition: {clients} clients for {samples} samples; allowed: 1 to {samples}")
-
-
-def _positive_alpha(partition: str, alpha: float, name: str = "alpha") -> None:
-    if not 0 < alpha < np.inf:
-        raise UserError(f"partition {partition}: {name} is {alpha}; it must be positive and finite")
-
-
-def _refuse(bad: NDArray[np.bool_], partition: str, complaint: str) -> None:
-    """Name the first offending clients."""
-    if bad.any():
-        names = ", ".join(map(str, np.flatnonzero(bad)[:5]))
-        more = f" and {bad.sum() - 5} more" if bad.sum() > 5 else ""
-        raise UserError(f"partition {partition}: clients {names}{more} {complaint}")
-
-
-def _even(samples: int, clients: int) -> IntArray:
-    return np.diff(np.arange(clients + 1) * samples // clients)
-
-
-def _shuffle(samples: int, seed: int) -> IntArray:
-    """Random keys whose order is the shuffle of the samples."""
-    return random.bits(random.key(seed, "partition shuffle"), samples)
-
-
-def _deal(sizes: IntArray, seed: int) -> Ragged:
-    """Rows of the given sizes from one shuffle of all samples."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Ragged(offsets, np.argsort(_shuffle(int(offsets[-1]), seed), kind="stable"))
-
-
-def apportion(weights: NDArray[np.number], total: int) -> IntArray:
-    """Integers of at least 1, proportional to `weights`, summing exactly to `total` (largest remainders)."""
-    above = np.maximum(weights / weights.sum() * total - 1, 0)  # what lies beyond the 1 that everybody gets
-    exact = above * ((total - len(weights)) / max(above.sum(), 1e-300))
-    share: IntArray = np.floor(exact).astype(np.int64)
-    missing = total - len(weights) - int(share.sum())
-    share[np.argsort(share - exact, kind="stable")[:missing]] += 1
-    return share + 1
-
-
-def _by_class(labels: IntArray, classes: int, keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Positions ordered by class and, inside a class, by key; and the rank of each inside its class."""
-    counts = np.bincount(labels, minlength=classes)
-    return np.lexsort((keys, labels)), np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _filtered(rows: Ragged, owner: IntArray, keep: NDArray[np.bool_]) -> Ragged:
-    counts = np.bincount(owner[keep], minlength=len(rows))
-    return Ragged(np.concatenate([[0], np.cumsum(counts)]), rows.values[keep])
