@@ -45,6 +45,7 @@ from turnout.config import registry
 from turnout.core import random
 from turnout.core.random import GOLDEN, bits, key, mix
 from turnout.local import KNNPersonaliser
+from turnout.local.transforms import former
 from turnout.record.detectors import DETECTORS
 from turnout.task.models import cnn_mnist, linear
 from turnout_studies.forgetting import baselines
@@ -267,7 +268,8 @@ def everything() -> Iterator[tuple[str, Callable[[Plan], Outcome]]]:
         attacked = small(adversary=foe(0.4))
         yield f"adversary {foe.__name__}", of(lambda: FedAvg(local(), turnout.Full()), population=attacked)
     for chain in TRANSFORMS:
-        yield f"transform {chain}", of(lambda c=chain: FedAvg(local(transform=c), turnout.Full()))  # type: ignore[misc]
+        work = local(modifiers=former(chain).values())
+        yield f"transform {chain}", of(lambda work=work: FedAvg(work, turnout.Full()))  # type: ignore[misc]
     noise = Privacy(noise=0.1, clip=0.1, noise_seed=1)
     yield "central noise", of(lambda: FedAvg(local(), Uniform(4)), privacy=noise)
     arrives = small().streaming(arriving.poisson(0.3), memories.Reservoir(8), fresh=[0, 1, 2, 4, 5, 7], seconds=0.2)

@@ -98,7 +98,7 @@ def with_parameters(parameters: int) -> float:
 def with_versions(versions: int) -> float:
     """A training call of jobs that start from so many versions."""
     population, task = people(CLIENTS), Task(partial(linear, 784, 10))
-    cohort = Cohort(task, population.inputs, population.targets, PLAN.resolve(task))
+    cohort = Cohort(task, population.inputs, population.targets, PLAN.resolve())
     clients = np.arange(COHORT)
     jobs = Jobs(
         LOCAL,

@@ -31,7 +31,7 @@ import torch
 import turnout
 from turnout import FedBuff, Links, LocalSGD, Observer, Population, Ragged, devices
 from turnout.clients import traces
-from turnout.clients.draws import LogNormal
+from turnout.clients.devices import LogNormal
 from turnout.core.random import integers, key, normal, uniform
 from turnout.record.history import History
 from turnout.server.observer import Round

@@ -26,7 +26,7 @@ CLIENTS = 10
 def deltas(workload: Workload, plan: Plan) -> Tensor:
     task, clients = Task(workload.model), np.arange(CLIENTS)
     count = CLIENTS * workload.samples_per_client
-    cohort = Cohort(task, workload.inputs[:count], workload.targets[:count], plan.resolve(task))
+    cohort = Cohort(task, workload.inputs[:count], workload.targets[:count], plan.resolve())
     samples = Ragged(np.arange(CLIENTS + 1) * workload.samples_per_client, np.arange(count))
     work = LocalSGD(workload.lr, workload.epochs, batch_size=workload.batch)
     jobs = Jobs(work, key(0, "job", clients), cohort.task.initial[None], np.zeros_like(clients), samples, {}, {})

@@ -25,6 +25,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +42,7 @@ Settings = dict[str, dict[str, Any]]
 Digests = dict[str, str]  # of each part of what a run leaves, such as `jobs.weight`; or one `refused`, a sentence
 CONFIGURATIONS, DIGESTS, HALF = "configurations.json", "digests.json", "half"
 _ENGINE = {"threads": 1, "precision": "float32", "device": "cpu"}
-_LATER = ("resumed", "restarted")  # what the log of a run says if it was stopped
+_UNCOUNTED = ("resumed", "restarted", "path")  # what a log says of a run that was stopped, and of how it is computed
 
 
 # -- what is used of Turnout: here, and nowhere else ---------------------------------------------------------------
@@ -51,8 +52,10 @@ def _part(name: str, *modules: str) -> Any:
     """Import a name from the first module that has it."""
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):  # it is there, and something it needs is not
+                raise
             continue
         if callable(found):
             return found
@@ -65,6 +68,24 @@ def _configuration(name: str) -> Callable[..., Any]:
     return found
 
 
+def _modern(settings: Settings) -> Settings:
+    """Settings as the Turnout imported wants them: version 0.1 wrote some in another way."""
+    try:
+        found: Settings = _configuration("modernise")(settings)
+    except ImportError:
+        return settings
+    return found
+
+
+def _recorded(folder: Path) -> Settings:
+    """The settings that a run has left in its folder."""
+    try:
+        found: Settings = _configuration("read_run")(folder)
+    except ImportError:
+        found = _configuration("read")(str(folder / "config.toml"))
+    return found
+
+
 def names(kind: str) -> list[str]:
     """Return all names of a kind, `algorithm` or `sampler`."""
     found: list[str] = _part("names", "turnout.registry", "turnout.config.registry", "turnout.config")(kind)
@@ -73,7 +94,7 @@ def names(kind: str) -> list[str]:
 
 def run(settings: Settings, folder: Path, *, resume: bool = False, half: Path | None = None) -> Any:
     """Carry out a configuration in a folder; keep a copy of the folder half way."""
-    experiment, _, complete = _configuration("build")(settings)
+    experiment, _, complete = _configuration("build")(_modern(settings))
     middle, observer = (settings["run"]["rounds"] + 1) // 2, _part("Observer", "turnout")
 
     class Copy(observer):  # type: ignore[misc, valid-type]
@@ -120,7 +141,7 @@ def _digest(value: Any) -> str:
 
 def _events(lines: Iterable[str]) -> list[str]:
     """The lines of a log, once each: a run that was stopped says some of them again."""
-    return [line for line in dict.fromkeys(lines) if line.partition("s: ")[2].partition(" ")[0] not in _LATER]
+    return [line for line in dict.fromkeys(lines) if line.partition("s: ")[2].partition(" ")[0] not in _UNCOUNTED]
 
 
 # -- one configuration, in a process that does many ---------------------------------------------------------------
@@ -129,8 +150,17 @@ def _events(lines: Iterable[str]) -> list[str]:
 def _begin(folder: str) -> None:
     """Prepare a process: configurations read files of the folder, and nobody waits for the disk."""
     os.chdir(folder)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.fsync = lambda fd: None  # noqa: ARG005
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _attempt(work: Callable[[Path], Digests]) -> Digests:
@@ -153,7 +183,7 @@ def _record(name: str, settings: Settings) -> Digests:
 def _resume(name: str) -> Digests:
     def work(folder: Path) -> Digests:
         shutil.copytree(_half(name), folder)
-        return digests(run(_configuration("read")(str(folder / "config.toml")), folder, resume=True), folder)
+        return digests(run(_recorded(folder), folder, resume=True), folder)
 
     return _attempt(work)
 

@@ -24,7 +24,7 @@ CALM: Settings = {
     "partition": {"name": "dirichlet", "alpha": 1.0, "min_samples": 3},
     "clients": {"count": CLIENTS, "regions": 2},
     "devices": {"name": "lognormal", "median": 0.5, "sigma": 0.7},
-    "links": {"down": 1e5, "up": 1e5, "latency": 0.01, "server": 1e6, "backhaul": 1e5},
+    "links": {"down": 1e5, "up": 1e5, "latency": 0.01, "backhaul": 1e5},
     "model": {"name": "mlp", "hidden": [6]},
     "local": {"lr": 0.1, "batch_size": 4, "epochs": 2},
     "algorithm": {"name": "fedavg"},
@@ -38,6 +38,7 @@ ROUGH: Settings = CALM | {
         "joined_at": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.5, float("inf")],
         "left_at": [float("inf"), float("inf"), float("inf"), 4.0, *[float("inf")] * 4],
     },
+    "links": CALM["links"] | {"server": 1e6},
     "availability": {"name": "markov", "probability": 0.8, "correlation": 0.3},
     "crashes": {"probability": 0.15},
     "power": {"speed": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 2.0]},
@@ -45,6 +46,16 @@ ROUGH: Settings = CALM | {
 STREAM: Settings = ROUGH | {
     "stream": {"name": "poisson", "rate": 0.5, "fresh": [0, 1, 2, 4, 7], "seconds": 0.2},
     "memory": {"name": "fifo", "capacity": 8},
+}
+CROWD: Settings = CALM | {
+    "data": CALM["data"] | {"clients": 40},
+    "clients": {"count": 40, "regions": 4},
+    "sampler": {"name": "uniform", "clients_per_round": 20},
+}
+WILD: Settings = CROWD | {
+    "run": {"rounds": 15, "seed": 3, "checkpoint_every": 1},
+    "availability": {"name": "heterogeneous"},
+    "crashes": {"probability": 0.1},
 }
 SILOS: Settings = CALM | {
     "data": CALM["data"] | {"clients": 11},
@@ -61,10 +72,15 @@ PICTURES: Settings = CALM | {
     "model": {"name": "same_bits_list:small_cnn"},
 }
 WORLDS = {"calm": [CALM], "rough": [ROUGH], "both": [CALM, ROUGH], "stream": [STREAM], "silos": [SILOS]}
-WORLDS |= {"pictures": [PICTURES]}
+WORLDS |= {"pictures": [PICTURES], "crowd": [CROWD], "wild": [WILD]}
 
-TRACE = "device,from_s,until_s\na,0,4\nb,1,6\nb,8,9\nc,0,10\nd,2,10\n"
-TABLE = "who,age,size,wanted\n" + "".join(f"p{i % 8},{i * 7 % 11},{i * 5 % 13},{i * i % 3}\n" for i in range(64))
+_SIZES = "".join(f"p{i % 8},{i * 7 % 11},{i * 5 % 13},{i * i % 3}\n" for i in range(64))
+FILES = {
+    "trace.csv": "device,from_s,until_s\na,0,4\nb,1,6\nb,8,9\nc,0,10\nd,2,10\n",
+    "offline.csv": "device,unavailable_from_s,duration_s\na,1,2\nb,3,1\nb,6,2\nc,0,1\n",
+    "states.csv": "device,variant,t_s,state\na,2st,0,2\na,2st,3,0\na,2st,5,2\nb,2st,1,0\nb,2st,4,2\nb,2st,9,0\n",
+    "table.csv": f"who,age,size,wanted\n{_SIZES}",
+}
 
 
 def drawn(shape: list[int]) -> dict[str, Any]:
@@ -111,8 +127,8 @@ def configurations() -> dict[str, Settings]:
 
 def write_files(folder: Path) -> None:
     """Write the files that configurations read from the working folder."""
-    (folder / "trace.csv").write_text(TRACE)
-    (folder / "table.csv").write_text(TABLE)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
 
 
 def _lines() -> Iterator[str]:

@@ -16,6 +16,8 @@ from turnout import KEEP, Algorithm, LocalSGD, Plan, Population, Ragged, Server,
 from turnout.clients.power import Power
 from turnout.config import registry
 from turnout.core.random import key, normal
+from turnout.local.modifiers import ControlVariates
+from turnout.local.transforms import Transform, former
 
 SIZES = (3, 17, 8, 1, 25, 10, 6, 12)
 
@@ -68,6 +70,11 @@ def quadratic_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 def local(**options: Any) -> LocalSGD:
     return LocalSGD(**{"lr": 0.1, "batch_size": 4, "epochs": 2, **options})
+
+
+def chained(text: str) -> tuple[Transform, ...]:
+    """Transforms as version 0.1 wrote them: `clip:1.0,top_k:0.01`."""
+    return tuple(former(text).values())
 
 
 @dataclass
@@ -168,9 +175,7 @@ class Stateful(Algorithm):
         server.invite(server.population.ids, self.work(server))
 
     def work(self, server: Server) -> LocalSGD:
-        from turnout.local.controlled import ControlledSGD
-
-        return ControlledSGD.extend(self.local, control=torch.full_like(server.model, 0.01))
+        return self.local.modified(ControlVariates(torch.full_like(server.model, 0.01)))
 
     def run(self, server: Server) -> None:
         for number in server.rounds():

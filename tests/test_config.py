@@ -305,7 +305,7 @@ def test_local_options_are_checked(option: str, value: float) -> None:
 def test_device_that_does_not_exist() -> None:
     experiment, _, _ = config.build(settings(engine={"device": "gpu"}))
     with pytest.raises(UserError, match=r"engine\.device"):
-        experiment.plan.resolve(experiment.task)
+        experiment.plan.resolve()
 
 
 # -- completing, writing, naming ------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_complete_settings_say_everything() -> None:
     assert set(complete) == set(config.SECTIONS)
     assert complete["local"] == {
         "lr": 0.1, "epochs": 1, "steps": None, "batch_size": 32, "batching": "epochs", "momentum": 0.0,
-        "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "transform": "",
+        "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "modifiers": [],
     }  # fmt: skip
     assert complete["algorithm"] == {
         "name": "fedavg", "server_lr": 1.0, "deadline": None, "wait_for": None, "wait_for_crashed": False, "retry": 1.0,

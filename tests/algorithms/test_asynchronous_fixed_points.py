@@ -343,7 +343,7 @@ def test_stability_limits(name: str, naive: bool, limit: float) -> None:
     found = brentq(lambda phi: radius(policy, window, d, phi) - 1, 0.9 * limit, 1.1 * limit, xtol=1e-9)
     assert found == pytest.approx(limit, abs=6e-6)
     span = window * -(-60 // window)  # some windows
-    rule = {"weight_rule": "naive"} if naive else {}
+    rule: dict[str, Any] = {"weight_rule": "naive"} if naive else {}
     models, _ = run(
         replace(algorithm, **rule),
         people([0.0] * 5, dims=2),

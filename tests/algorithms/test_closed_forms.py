@@ -14,7 +14,7 @@ from toy_problems import EXACT, EXAMPLE_A, Unequal, Watched, clients, fixed_poin
 import turnout
 from turnout import MD, FedAvg, FedProx, Full, LocalSGD, Scaffold, Task, Uniform, UserError
 from turnout.algorithms import FedNova, Local
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 
@@ -160,8 +160,8 @@ def test_fedprox_without_pull_is_fedavg() -> None:
 
 def test_effective_steps() -> None:
     """client-sampling.md 3.12: |a|_1 = (1 - (1 - eta mu)^K) / (eta mu); K = 4, eta = .1, mu = .5 gives 3.709875."""
-    assert ProximalSGD(0.1, mu=0.5).effective_steps(4) == pytest.approx(3.709875, abs=5e-7)
-    assert ProximalSGD(0.1, mu=0.0).effective_steps([4, 9]).tolist() == [4, 9]
+    assert LocalSGD(0.1, modifiers=(Proximal(0.5),)).effective_steps(4) == pytest.approx(3.709875, abs=5e-7)
+    assert LocalSGD(0.1, modifiers=(Proximal(0.0),)).effective_steps([4, 9]).tolist() == [4, 9]
     assert LocalSGD(0.1).effective_steps(4) == 4
     rho = 0.5  # momentum: a = (1, 1 + rho, 1 + rho + rho^2, ...) backwards
     assert LocalSGD(0.1, momentum=rho).effective_steps(3) == pytest.approx(1 + 1.5 + 1.75)
@@ -169,7 +169,7 @@ def test_effective_steps() -> None:
 
 def test_effective_steps_with_own_rates() -> None:
     """Numbers of a work may be arrays over the invited, so that FedNova can be told of them."""
-    own = ProximalSGD(0.1, mu=0.5).bind({"lr": np.array([0.1, 0.2])})
+    own = LocalSGD(0.1, modifiers=(Proximal(0.5),)).bind({"lr": np.array([0.1, 0.2])})
     assert own.effective_steps([4, 1]) == pytest.approx([3.709875, 1.0], abs=5e-7)
 
 

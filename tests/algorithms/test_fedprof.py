@@ -24,8 +24,8 @@ from turnout.algorithms.fedprof import FedProf
 from turnout.clients.quality import KINDS, Pool, degrade
 from turnout.config.options import options_of
 from turnout.core.random import FloatArray, IntArray, key, normal
+from turnout.local.modifiers import Proximal
 from turnout.local.profile import profile_of
-from turnout.local.proximal import ProximalSGD
 from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
@@ -520,6 +520,6 @@ def test_profiles_that_are_late_are_not_waited_for() -> None:
 
 
 def test_a_work_with_options_of_its_own_can_be_profiled() -> None:
-    work = ProximalSGD.extend(local(), mu=0.1)
+    work = local().modified(Proximal(0.1))
     server, _ = run(fedprof(work), rounds=2)
     assert server.version == 2

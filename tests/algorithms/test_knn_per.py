@@ -112,7 +112,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     server = trained(algorithm)
     table = server.clients()
     for client in np.flatnonzero(server.population.test.counts).tolist():  # type: ignore[union-attr]
-        probabilities = plain(server, client, algorithm.knn, layer, algorithm.capacity, algorithm.keep)
+        probabilities = plain(server, client, algorithm.memory().knn, layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
         assert table["test_loss"][client] == pytest.approx(float(losses.mean()), rel=1e-6)
@@ -217,7 +217,7 @@ def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, ke
     listener = Listener()
     algorithm = KNNPer(local(), turnout.Full(), interpolation=1.0, fraction=0.0, capacity=capacity, keep=keep)
     server = trained(algorithm, observers=[listener])
-    assert listener.heard == ["empty_memory"]
+    assert listener.heard == ["empty_memory", "path"]
     assert server.measures == pytest.approx(trained(FedAvg(local(), turnout.Full())).measures)
     assert not memories(server)["interpolation"].any()
 
@@ -227,7 +227,7 @@ def test_without_room_the_global_model_serves_and_it_is_said(capacity: float, ke
 def test_clients_without_samples_and_with_one(counts: tuple[int, ...], keep: str) -> None:
     """As of a stream that has not begun: the global model for who has none, the default lambda for who has one."""
     people, task = population(), Task(mlp, seed=3)
-    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve(task))
+    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     own = Ragged.from_rows([np.arange(count) for count in counts])
     evaluator = Evaluator(cohort, np.arange(len(counts)), Ragged.from_rows([[40, 41, 42]] * len(counts)))
     personal = Personal(KNNPer(local(), interpolation=0.7, keep=keep).adaptation(True), own.rows)

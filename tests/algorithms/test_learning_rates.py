@@ -44,7 +44,7 @@ def test_a_job_has_the_rate_of_the_version_it_began_from() -> None:
                 seen.extend((int(version), float(received), float(delta)) for version, received, delta in rows)
                 return step(updates, weights)
 
-            server.step = watched  # type: ignore[assignment, method-assign]
+            server.step = watched  # type: ignore[method-assign]
             super().run(server)
 
     people = clients([1.0] * 4, EXAMPLE_A, devices=devices.fx(80, 4))

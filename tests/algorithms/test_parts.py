@@ -63,7 +63,7 @@ def plain_momentum(beta: float) -> Callable[[Vec, Vec], Vec]:
 
 
 def run(algorithm: Algorithm, rounds: int = 4, **options: Any) -> Vec:
-    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.fixed([1.0, 2.0, 3.0, 4.0]), **options)
+    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.table([1.0, 2.0, 3.0, 4.0]), **options)
     return simulate(algorithm, people, rounds, [0.0, 0.0, 0.0]).model.numpy()
 
 
@@ -166,7 +166,7 @@ def test_presets_are_their_parts() -> None:
 @pytest.mark.parametrize("kind", sorted(OPTIMISERS))
 def test_every_optimiser_in_an_asynchronous_method_resumes(kind: str, tmp_path: Any) -> None:
     options = {"radius": 0.3} if kind == "projected" else {}
-    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.fixed([1.0, 2.0, 3.0, 4.0]))
+    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.table([1.0, 2.0, 3.0, 4.0]))
     from toy_problems import EXACT, SELDOM, point
 
     def experiment(rounds: int) -> turnout.Experiment:
@@ -196,7 +196,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "optimiser: HierFAVG has a model of its own in every region",
     ),
     "no server": (lambda: turnout.algorithms.DPASGD(steps(1, 0.1), rule=Krum()), "rule: DPASGD has no server"),
-    "another thing": (lambda: turnout.FedAvg(steps(1, 0.1), rule=Adam()), "rule: Adam is no turnout.aggregation.rules"),
+    "another thing": (
+        lambda: turnout.FedAvg(steps(1, 0.1), rule=Adam()),  # type: ignore[arg-type]
+        "rule: Adam is no turnout.aggregation.rules",
+    ),
     "a rate": (lambda: Adam(0.0), "optimiser.lr: 0.0 must be above 0"),
     "a share": (lambda: TrimmedMean(0.5), "rule.trim: 0.5 must be at least 0 and below 0.5"),
     "passes": (lambda: FineTuned(0), "serve.epochs: 0 must be at least 1"),

@@ -409,7 +409,7 @@ def test_o23_averaging_models_is_averaging_accumulated_gradients(algorithm: type
     people, x, y = regression((4, 4, 4))
     task = Task(linear, "mse", seed=2)
     work = {"fraction": 1.0} if algorithm is not FedAvg else {"sampler": Full()}
-    ended = turnout.simulate(task, people, algorithm(steps(5, 0.05), **work), rounds=1, plan=EXACT)  # type: ignore[call-arg]
+    ended = turnout.simulate(task, people, algorithm(steps(5, 0.05), **work), rounds=1, plan=EXACT)  # type: ignore[arg-type, call-arg]
     start, total = task.initial.double().numpy(), np.zeros(3)
     for client in range(3):
         mine, w = slice(4 * client, 4 * client + 4), start

@@ -1049,7 +1049,7 @@ def test_over_selection_closes_at_the_first_answers(needed: int) -> None:
 )
 def test_bad_options_are_named(cls: type[Algorithm], options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        cls(WORK, **options)  # type: ignore[call-arg]
+        cls(WORK, **options)  # type: ignore[arg-type, call-arg]
 
 
 def test_keep_best_needs_test_data() -> None:

@@ -255,7 +255,7 @@ def cohort(plan: Plan, sizes: tuple[int, ...] = SIZES) -> tuple[Cohort, Jobs]:
     models = torch.stack([task.initial, 1.1 * task.initial])
     keys = random.key(3, "x", clients)
     jobs = Jobs(local(), keys, models, clients % 2, people.train.rows(clients), {}, {})
-    return Cohort(task, people.inputs, people.targets, plan.resolve(task)), jobs
+    return Cohort(task, people.inputs, people.targets, plan.resolve()), jobs
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (9,) * 20])

@@ -63,7 +63,7 @@ def trained(model: Callable[[], nn.Module], plan: Plan, loss: Any = "cross_entro
     task, (inputs, targets) = Task(model, loss, seed=2), pool()
     if loss == "mse":
         targets = torch.randn(POOL, 90, generator=torch.Generator().manual_seed(4))
-    cohort = Cohort(task, inputs, targets, plan.resolve(task))
+    cohort = Cohort(task, inputs, targets, plan.resolve())
     clients = np.arange(len(SIZES))
     samples = Ragged(np.concatenate([[0], np.cumsum(SIZES)]), np.arange(SIZES.sum()) % POOL)
     begin = torch.stack([(1 + 0.2 * version) * cohort.task.initial for version in range(versions)])
@@ -212,7 +212,8 @@ def both(model: Callable[[], nn.Module]) -> tuple[PlainSGD, GraphedSGD]:
     task, (inputs, targets) = Task(model, seed=2).to("cpu", torch.float64), pool()
     inputs = inputs.double()
     task.activations(inputs[:1])
-    return PlainSGD(task, inputs, targets, ASIDE), GraphedSGD(task, inputs, targets, ASIDE)
+    chain = Chain.of(task, ASIDE.convolution)
+    return PlainSGD(task, inputs, targets, ASIDE, chain), GraphedSGD(task, inputs, targets, ASIDE, chain)
 
 
 @pytest.mark.parametrize("batching", ["epochs", "draws", "fixed", "full"])
@@ -359,15 +360,16 @@ def test_the_fastest_form_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(trial, "_seconds", seconds)
     plan, (inputs, targets), task = Plan("cuda"), pool(), Task(pooled)
     task.activations(inputs[:1])
-    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert trial.convolution(task, inputs, targets, plan).form == "grouped"
     assert "patches" in tried and "client_by_client" not in tried
     tried.clear()
-    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert trial.convolution(task, inputs, targets, plan).form == "grouped"
     assert not tried
+    assert trial.convolution(task, inputs, targets, plan).seconds["patches"] == 2.0
     (file,) = (tmp_path / "turnout").iterdir()
     assert json.loads(file.read_text())["seconds"]["patches"] == 2.0
     file.write_text("{")
-    assert trial.convolution(task, inputs, targets, plan) == "grouped"
+    assert trial.convolution(task, inputs, targets, plan).form == "grouped"
     assert tried
 
 
@@ -380,8 +382,8 @@ def test_no_trial_where_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPat
         each.activations(inputs[:1])
     cuda = Plan("cuda")
     for one, plan in ((task, Plan()), (other, cuda), (flat, cuda), (Task(pooled), Plan("cuda", kernels="general"))):
-        assert trial.convolution(one, inputs, targets, plan) == "client_by_client"
-    assert trial.convolution(Task(pooled), inputs, targets, Plan("cuda", convolution="patches")) == "patches"
+        assert trial.convolution(one, inputs, targets, plan) == ("client_by_client", {})
+    assert trial.convolution(Task(pooled), inputs, targets, Plan("cuda", convolution="patches")) == ("patches", {})
 
 
 @pytest.mark.parametrize("option", ["kernels", "convolution", "precision"])

@@ -18,7 +18,7 @@ from support import SIZES, images, population
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.core.random import key, uniform
 from turnout.engine.train import Cohort, Jobs
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.task.task import LOSSES
 
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
@@ -111,10 +111,10 @@ def test_a_batch_is_a_clients_own(case: str, engine: str) -> None:
     task, clients = cohort.task, np.arange(len(SIZES))
     assert bool(task.coupled) == (case != "a mean")
     models, keys = torch.stack([task.initial * (1 + 0.3 * version) for version in range(3)]), key(9, "test", clients)
-    for work in (WORK, ProximalSGD(0.1, epochs=2, batch_size=4, mu=0.5, momentum=0.5)):
+    for work in (WORK, LocalSGD(0.1, epochs=2, batch_size=4, momentum=0.5, modifiers=(Proximal(0.5),))):
         trained = cohort.train(Jobs(work, keys, models, clients % 3, people.train, {}, {}))
         for i, steps in enumerate(work.num_steps(people.train.counts).tolist()):
-            mine, mu = people.train.row(i), getattr(work, "mu", 0.0)
+            mine, mu = people.train.row(i), work.pull
             samples, module = (cohort.inputs[mine], cohort.targets[mine]), task.module.requires_grad_(True)
             start, own = models[i % 3], int(keys[i])
             expected = plain.train(task, module, start, *samples, steps, own, 0.1, 4, work.momentum, mu=mu)

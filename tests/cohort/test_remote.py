@@ -22,6 +22,7 @@ from turnout.core.ragged import Ragged
 from turnout.core.random import key
 from turnout.engine import remote
 from turnout.engine.blocks import Block, in_order
+from turnout.engine.paths import reason_apart
 from turnout.engine.remote import RemoteEngine, cut
 from turnout.engine.train import Cohort, Jobs
 from turnout.server.simulation import Simulation
@@ -248,7 +249,7 @@ def test_vectors_outlive_their_workers() -> None:
 
 def test_an_engine_that_is_dropped_ends_its_workers() -> None:
     people, task = population(), Task(mlp)
-    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve(task))
+    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     pool = InProcess(cohort, 1)
     engine = RemoteEngine(cohort, 2, lambda: pool)
     engine.carry_out(replace(jobs_of([3, 4]), models=task.initial[None]), [0, 0], False)
@@ -258,7 +259,7 @@ def test_an_engine_that_is_dropped_ends_its_workers() -> None:
 
 def one_block(**options: Any) -> tuple[RemoteEngine, InProcess, Block]:
     people, task = population(), Task(mlp)
-    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve(task))
+    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     pool = InProcess(cohort, 2)
     engine = RemoteEngine(cohort, 1, lambda: pool)
     jobs = replace(jobs_of([3, 4, 2], **options), models=task.initial[None])
@@ -327,10 +328,10 @@ def test_where_a_run_is_computed_is_no_part_of_its_configuration() -> None:
 
 
 def test_the_plan_of_a_worker_is_that_of_one_machine() -> None:
-    plan = Plan(engine="ray", workers=3).resolve(Task(conv))
+    plan = Plan(engine="ray", workers=3).resolve()
     assert (plan.engine, plan.threads) == ("ray", 1)
-    assert plan.on_one_machine(Task(conv)).engine == "sequential"
-    assert plan.on_one_machine(Task(mlp)).engine == "vectorised"
+    assert reason_apart(Task(conv), plan) == "the model has convolutions and the device is a CPU"
+    assert reason_apart(Task(mlp), plan) == ""
 
 
 @pytest.mark.parametrize(("option", "value"), [("blocks", 0), ("workers", -1)])

@@ -99,7 +99,7 @@ def test_looking_at_every_update_changes_nothing() -> None:
 
     class Curious(turnout.Observer):
         def on_arrival(self, server: turnout.Server, job: object) -> None:
-            server._train([job])  # type: ignore[attr-defined]
+            server._ensure_trained([job])  # type: ignore[attr-defined]
 
     plan = Plan(precision="float64", threads=1)
     lazy = turnout.execute(experiment("windowed", plan=plan))

@@ -19,8 +19,7 @@ from turnout.core.ragged import Ragged
 from turnout.core.random import key
 from turnout.engine.plan import Plan
 from turnout.engine.train import Cohort, Jobs
-from turnout.local.controlled import ControlledSGD
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import ControlVariates, Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.task.models import char_lstm
 from turnout.task.task import Task
@@ -32,8 +31,8 @@ WORKS: dict[str, LocalSGD] = {
     "decay": LocalSGD(0.1, epochs=2, batch_size=4, weight_decay=0.1),
     "clip": LocalSGD(0.1, epochs=2, batch_size=4, clip_norm=0.2),
     "steps": LocalSGD(0.1, steps=7, batch_size=4),
-    "proximal": ProximalSGD(0.1, epochs=2, batch_size=4, mu=0.5, momentum=0.5),
-    "controlled": ControlledSGD(0.1, epochs=2, batch_size=4),
+    "proximal": LocalSGD(0.1, epochs=2, batch_size=4, momentum=0.5, modifiers=(Proximal(0.5),)),
+    "controlled": LocalSGD(0.1, epochs=2, batch_size=4, modifiers=(ControlVariates(torch.zeros(0)),)),
 }
 
 
@@ -68,10 +67,11 @@ def run(
     control = torch.linspace(-1, 1, task.size, dtype=plan.dtype)
     state = {
         name: torch.full((len(clients), *shape), 0.05, dtype=plan.dtype)
-        for name, shape in work.state_shapes(task).items()
+        for name, shape in work.stored_shapes(task).items()
     }
-    if isinstance(work, ControlledSGD):
-        work = work.bind({"control": control})
+    controlled = any(isinstance(modifier, ControlVariates) for modifier in work.modifiers)
+    if controlled:
+        work = work.bind({"modifiers.0.control": control})
     options = options or {}
     trained = cohort.train(Jobs(work, keys, models, received, people.train, options, state))
     rows = []
@@ -92,8 +92,8 @@ def run(
                 float(options["momentum"][i]) if "momentum" in options else work.momentum,
                 float(options["weight_decay"][i]) if "weight_decay" in options else work.weight_decay,
                 work.clip_norm,
-                getattr(work, "mu", 0.0),
-                control - 0.05 if isinstance(work, ControlledSGD) else None,
+                work.pull - work.weight_decay,
+                control - 0.05 if controlled else None,
             )
         )
     return trained.payload["delta"], torch.stack(rows)
@@ -145,7 +145,7 @@ def test_a_client_may_do_no_step_at_all() -> None:
     options = {"epochs": np.array([1, 0, 1, 0, 1, 1, 1, 1.0])}
     for engine in ("vectorised", "sequential"):
         people, task = population(), Task(mlp)
-        cohort = Cohort(task, people.inputs, people.targets, Plan(engine=engine, threads=1).resolve(task))
+        cohort = Cohort(task, people.inputs, people.targets, Plan(engine=engine, threads=1).resolve())
         jobs = Jobs(
             WORKS["plain"], key(1, "x", np.arange(8)), task.initial[None], np.zeros(8, int), people.train, options, {}
         )

@@ -40,11 +40,10 @@ def watch_law(server: turnout.Simulation) -> list[tuple[int, float]]:
     applied: list[tuple[int, float]] = []
     step, publish = server.step, server.publish
 
-    def stepping(updates: Updates, weights: Any, rule: Any = None) -> Updates:
-        used = step(updates, weights, rule)
-        given = np.asarray(weights, float) if rule is None else np.ones(len(updates))
-        by_name = dict(zip([job.name for job in updates.jobs], given, strict=True))
-        applied.extend((job.client, by_name[job.name]) for job in used.jobs)
+    def stepping(updates: Updates, weights: Any) -> Updates:
+        used = step(updates, weights)
+        _, counted, _ = server._rounds.used[-1]
+        applied.extend(zip(used.clients.tolist(), counted.tolist(), strict=True))
         return used
 
     def publishing(model: torch.Tensor, updates: Updates, weights: Any) -> None:

@@ -72,7 +72,7 @@ class Curious(turnout.Observer):
     """Looks at every update as it arrives."""
 
     def on_arrival(self, server: turnout.Server, job: object) -> None:
-        server._train([job])  # type: ignore[attr-defined]
+        server._ensure_trained([job])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("lies", BEHAVIOURS, ids=lambda lies: type(lies).__name__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turnout
-from support import ALGORITHMS, WORLD, experiment, local, population, same
+from support import ALGORITHMS, WORLD, chained, experiment, local, population, same
 from turnout import Plan
 from turnout.core.errors import UserError
 
@@ -29,14 +29,14 @@ def transformed(name: str, rounds: int, chain: str, plan: Plan | None = None) ->
         evaluation=turnout.Evaluation(rounds=None, clients=1),
         plan=plan or Plan(threads=1),
     )
-    made.algorithm.local = local(transform=chain)  # type: ignore[attr-defined]
+    made.algorithm.local = local(modifiers=chained(chain))  # type: ignore[attr-defined]
     return made
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_taken_or_refused_with_a_sentence(name: str) -> None:
     if name in REFUSE | MORE:
-        why = "local.transform: clients of this algorithm" if name in REFUSE else "privacy: noise hides updates, but"
+        why = "local.modifiers: clients of this algorithm" if name in REFUSE else "privacy: noise hides updates, but"
         with pytest.raises(UserError, match=f"^{why}"):
             turnout.execute(transformed(name, 1, CHAIN))
     else:

@@ -15,6 +15,7 @@ from flwr.app import Message
 import support
 from turnout import Algorithm, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
 from turnout.deploy.replay import replay
+from turnout.local import SharpnessAware, TopK
 from turnout.samplers import CAFed
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
@@ -26,7 +27,8 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "safa": lambda: Safa(support.local(), fraction=0.5, lag_tolerance=2),
     "cafed": lambda: FedAvg(support.local(), CAFed(estimator="beta")),
     "scaffold": lambda: Scaffold(support.local(), Full()),
-    "transform": lambda: FedAvg(support.local(transform="top_k:0.2"), Full()),
+    "transform": lambda: FedAvg(support.local(modifiers=support.chained("top_k:0.2")), Full()),
+    "modified": lambda: Scaffold(support.local(modifiers=[SharpnessAware(0.2), TopK(0.5)]), Full()),
     "continuing": lambda: support.Continuing(support.local()),
 }
 
@@ -47,7 +49,7 @@ def test_replay_gives_the_same_model(name: str, tmp_path: Path) -> None:
     assert again.now == deployed.now
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedfix", "fedbuff", "safa", "scaffold", "transform"])
+@pytest.mark.parametrize("name", ["fedavg", "fedfix", "fedbuff", "safa", "scaffold", "transform", "modified"])
 def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
     world = World(tmp_path, ALGORITHMS[name])
     deployed = world.server().run()
@@ -61,7 +63,7 @@ def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
 
 def test_clients_hold_only_their_own_samples_and_the_server_none(tmp_path: Path) -> None:
     world = World(tmp_path, ALGORITHMS["fedavg"])
-    assert [len(worker.engine.population.inputs) for worker in world.workers] == [6, 9, 4, 12]
+    assert [len(worker.population.inputs) for worker in world.workers] == [6, 9, 4, 12]
     server = world.server()
     assert len(server.population.inputs) == 1
     assert not server.population.inputs.any()

@@ -212,7 +212,7 @@ def test_the_shard_is_the_client_s_part_of_the_population(folder: Path) -> None:
     built, _, _ = config.build(config.read(str(folder / "clients" / "0" / "config.toml")))
     people = built.population
     for number in range(3):
-        own = client.worker(folder / "clients" / str(number)).engine.population
+        own = client.worker(folder / "clients" / str(number)).population
         rows = torch.as_tensor(people.train.row(number).astype("int64"))
         assert torch.equal(own.inputs[torch.as_tensor(own.train.row(0))], people.inputs[rows])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 import torch
 
 import turnout
-from support import experiment, local, mlp, population, simulation
+from support import chained, experiment, local, mlp, population, simulation
 from turnout import Plan, Stopping, Task
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
 from turnout.local import transforms
-from turnout.local.controlled import ControlledSGD
 from turnout.local.head import HeadSGD
+from turnout.local.modifiers import ControlVariates
+from turnout.local.transforms import Clip, Noise, Quantise, TopK
 from turnout.server.dispatch import Dispatch
 
 ROWS = torch.from_numpy(normal(key(6, "updates", np.arange(5)), 40))
@@ -24,7 +26,7 @@ NOTHING = torch.zeros_like(ROWS)
 
 
 def applied(chain: str, rows: torch.Tensor = ROWS, **options: Any) -> torch.Tensor:
-    return transforms.apply(chain, rows, options.get("keys", KEYS), options.get("residual"), rows.shape[1])[0]
+    return transforms.apply(chained(chain), rows, options.get("keys", KEYS), options.get("residual"), rows.shape[1])[0]
 
 
 # -- one by one -------------------------------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def test_clip_shortens_and_does_not_turn() -> None:
 
 
 def test_top_k_sends_the_largest_and_keeps_the_rest() -> None:
-    sent, left = transforms.apply("top_k:0.1", ROWS, KEYS, NOTHING, 40)
+    sent, left = transforms.apply(chained("top_k:0.1"), ROWS, KEYS, NOTHING, 40)
     assert left is not None
     for row, before in zip(sent, ROWS, strict=True):
         largest = before.abs().argsort(descending=True)[:4]
@@ -55,7 +57,7 @@ def test_error_feedback_loses_nothing_in_the_long_run() -> None:
     """What was sent and what is left make up all that should have been sent; the rest stays bounded."""
     left, total = NOTHING, NOTHING
     for _ in range(200):
-        sent, left = transforms.apply("top_k:0.1", ROWS, KEYS, left, 40)  # type: ignore[assignment]
+        sent, left = transforms.apply(chained("top_k:0.1"), ROWS, KEYS, left, 40)  # type: ignore[assignment]
         total = total + sent
     torch.testing.assert_close(total + left, 200 * ROWS)
     assert float(left.abs().max()) < 12 * float(ROWS.abs().max())  # every entry has its turn
@@ -64,7 +66,7 @@ def test_error_feedback_loses_nothing_in_the_long_run() -> None:
 def test_what_is_not_finite_is_sent_and_not_remembered() -> None:
     rows = ROWS.clone()
     rows[0, 0] = torch.nan
-    sent, left = transforms.apply("top_k:0.1", rows, KEYS, NOTHING, 40)
+    sent, left = transforms.apply(chained("top_k:0.1"), rows, KEYS, NOTHING, 40)
     assert not torch.isfinite(sent[0]).all()
     assert left is not None
     assert torch.isfinite(left).all()
@@ -117,31 +119,32 @@ def test_the_order_is_the_order_given() -> None:
 
 def test_many_rows_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = "top_k:0.2,quantise:6"
-    whole = transforms.apply(chain, ROWS, KEYS, ROWS.flip(0), 40)
+    whole = transforms.apply(chained(chain), ROWS, KEYS, ROWS.flip(0), 40)
     monkeypatch.setattr(transforms, "_TOGETHER", 80)
-    parts = transforms.apply(chain, ROWS, KEYS, ROWS.flip(0), 40)
+    parts = transforms.apply(chained(chain), ROWS, KEYS, ROWS.flip(0), 40)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("chain", "sentence"),
+    ("make", "sentence"),
     [
-        ("topk:0.1", "unknown name 'topk'; did you mean top_k"),
-        ("top_k:0", "top_k:0; the share must be above 0"),
-        ("top_k", "'top_k' cannot be read"),
-        ("clip:one", "'clip:one' cannot be read"),
-        ("clip:1:2", "'clip:1:2' cannot be read"),
-        ("clip:0", "clip:0; the norm must be above 0"),
-        ("quantise:1", "quantise:1; the bits must be from 2 to 16"),
-        ("clip:1,clip:2", "clip stands there twice"),
-        ("noise:1", "noise must stand directly after clip"),
-        ("clip:1,top_k:0.1,noise:1", "noise must stand directly after clip"),
-        ("clip:1,noise:-1", "noise:-1; the standard deviation must be above 0"),
+        (lambda: TopK(0.0), "top_k.share: 0.0 must be one number above 0"),
+        (lambda: Clip(0.0), "clip.norm: 0.0 must be one number above 0"),
+        (lambda: Clip(np.ones(3)), "clip.norm: .* must be one number above 0"),  # type: ignore[arg-type]
+        (lambda: Quantise(1), "quantise.bits: 1 must be one number from 2 to 16"),
+        (lambda: Quantise(2.5), "quantise.bits: 2.5 must be one number from 2 to 16"),  # type: ignore[arg-type]
+        (lambda: Noise(-1.0), "noise.std: -1.0 must be one number above 0"),
+        (lambda: local(modifiers=[Clip(1.0), Clip(2.0)]), "modifiers: Clip stands there twice"),
+        (lambda: local(modifiers=[Noise(1.0)]), "modifiers: noise must stand directly after clip"),
+        (lambda: local(modifiers=chained("clip:1,top_k:0.1,noise:1")), "modifiers: noise must stand directly after"),
+        (lambda: local(modifiers=["clip"]), "modifiers: 'clip' is neither a Modifier nor a Transform"),
+        (lambda: local(transform="clip:1.0,top_k:0.01"), r"transform: it is now local.modifiers; write local.modifiers="
+         r"clip,top_k local.clip.norm=1.0 local.top_k.share=0.01, in Python modifiers=\[Clip\(norm=1.0\), TopK"),
     ],
-)
-def test_mistakes(chain: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=f"local.transform: {sentence}"):
-        local(transform=chain)
+)  # fmt: skip
+def test_mistakes(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^local.{sentence}"):
+        make()
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ def test_mistakes(chain: str, sentence: str) -> None:
 )
 def test_bytes_on_the_wire(chain: str, bits: int) -> None:
     """The model has 75 numbers; a population that says what a model takes scales all of it."""
-    task, work = Task(mlp, seed=3), local(transform=chain)
+    task, work = Task(mlp, seed=3), local(modifiers=chained(chain))
     assert task.size == 75
     assert Dispatch(population(), task).bytes_up(work) == bits / 8
     assert Dispatch(population(model_bytes=75_000), task).bytes_up(work) == round(75_000 * bits / (75 * 32))
@@ -171,18 +174,22 @@ def test_bytes_on_the_wire(chain: str, bits: int) -> None:
 def test_bytes_of_works_that_send_more_or_less() -> None:
     task = Task(mlp, seed=3)
     dispatch = Dispatch(population(), task)
-    controlled = ControlledSGD.extend(local(transform="top_k:0.1"), control=torch.zeros(75))
+    controlled = local(modifiers=chained("top_k:0.1")).modified(ControlVariates(torch.zeros(75)))
     assert dispatch.bytes_up(controlled) == 8 * 8 + 75 * 4
-    body = HeadSGD.extend(local(transform="top_k:0.1"))  # 48 of the numbers are not the head's
+    body = HeadSGD.extend(local(modifiers=chained("top_k:0.1")))  # 48 of the numbers are not the head's
     assert dispatch.bytes_up(body) == 5 * 8
-    assert dispatch.bytes_up(local(transform="top_k:0.1", report="loss")) == 8 * 8 + 4
+    assert dispatch.bytes_up(local(modifiers=chained("top_k:0.1"), report="loss")) == 8 * 8 + 4
 
 
 def test_uploads_take_less_time_and_the_history_counts_fewer_bytes() -> None:
     people = population(links=turnout.Links(down=1e4, up=1e3))
     plain, small = (
         turnout.simulate(
-            Task(mlp, seed=3), people, turnout.FedAvg(local(transform=chain), turnout.Full()), 2, plan=Plan(threads=1)
+            Task(mlp, seed=3),
+            people,
+            turnout.FedAvg(local(modifiers=chained(chain)), turnout.Full()),
+            2,
+            plan=Plan(threads=1),
         )
         for chain in ("", "top_k:0.1")
     )
@@ -199,7 +206,7 @@ def test_what_arrives_is_what_the_transform_makes_of_the_plain_update(engine: st
     """Two rounds by hand: deltas of the plain work, then the residual of the first in the second."""
     plan = Plan(threads=1, engine=engine, precision="float64")
     ids, left = np.arange(8), None
-    server = simulation(turnout.FedAvg(local(transform="top_k:0.1,quantise:6")), plan=plan, seed=5)
+    server = simulation(turnout.FedAvg(local(modifiers=chained("top_k:0.1,quantise:6"))), plan=plan, seed=5)
     plain = simulation(turnout.FedAvg(local()), plan=plan, seed=5)
     for number in range(2):
         server.invite(ids, server.algorithm.local)  # type: ignore[attr-defined]
@@ -209,7 +216,7 @@ def test_what_arrives_is_what_the_transform_makes_of_the_plain_update(engine: st
         keys = torch.from_numpy(key(5, "local work", updates.clients, number))
         deltas = expected.deltas
         before = torch.zeros_like(deltas) if left is None else left[np.argsort(np.argsort(updates.clients))]
-        sent, after = transforms.apply("top_k:0.1,quantise:6", deltas, keys, before, 75)
+        sent, after = transforms.apply(chained("top_k:0.1,quantise:6"), deltas, keys, before, 75)
         torch.testing.assert_close(updates.deltas, sent, rtol=1e-9, atol=1e-12)
         assert after is not None
         left = after[np.argsort(updates.clients)]
@@ -220,7 +227,7 @@ def test_what_arrives_is_what_the_transform_makes_of_the_plain_update(engine: st
 
 def test_a_lossy_upload_still_learns_and_error_feedback_is_why() -> None:
     def loss(chain: str) -> float:
-        method = turnout.FedAvg(local(transform=chain), turnout.Full())
+        method = turnout.FedAvg(local(modifiers=chained(chain)), turnout.Full())
         plan = experiment("fedavg", 20, algorithm=method, people=population(), evaluation=turnout.Evaluation(None))
         return turnout.execute(plan).measures["test_loss"]
 
@@ -246,7 +253,7 @@ REFUSED = {"local": "send nothing", "mocha": "where their own models are", "l2sg
 @pytest.mark.parametrize("name", REFUSED)
 def test_algorithms_that_refuse(name: str) -> None:
     plan = experiment(name, 1)
-    plan.algorithm.local = local(transform="top_k:0.1")  # type: ignore[attr-defined]
+    plan.algorithm.local = local(modifiers=chained("top_k:0.1"))  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=REFUSED[name]):
         turnout.execute(plan)
 
@@ -254,7 +261,7 @@ def test_algorithms_that_refuse(name: str) -> None:
 @pytest.mark.parametrize(("name", "what"), [("scaffold", "control"), ("fedprof", "profile")])
 def test_noise_is_refused_where_more_is_sent(name: str, what: str) -> None:
     plan = experiment(name, 1)
-    plan.algorithm.local = local(transform="clip:1.0,noise:0.1:3")  # type: ignore[attr-defined]
+    plan.algorithm.local = local(modifiers=chained("clip:1.0,noise:0.1:3"))  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=f"also asks clients for {what}"):
         turnout.execute(plan)
 
@@ -262,7 +269,7 @@ def test_noise_is_refused_where_more_is_sent(name: str, what: str) -> None:
 def test_reports_before_anybody_is_chosen_are_refused_with_noise_and_left_alone_without() -> None:
     sampler = turnout.samplers.PowerOfChoice(2, candidates=4)
     for chain, fine in (("top_k:0.1", True), ("clip:1.0,noise:0.1:3", False)):
-        method = turnout.FedAvg(local(transform=chain), sampler)
+        method = turnout.FedAvg(local(modifiers=chained(chain)), sampler)
         server = simulation(method, stopping=Stopping(2))
         if fine:
             assert server.run().version == 2

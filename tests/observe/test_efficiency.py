@@ -227,7 +227,7 @@ def test_a_resumed_run_finds_the_same(policy: type[Algorithm], tmp_path: Path) -
 
     def experiment() -> Experiment:
         task = turnout.Task(mlp, seed=3)
-        algorithm: Algorithm = policy(WORK, **options)  # type: ignore[call-arg]
+        algorithm: Algorithm = policy(WORK, **options)  # type: ignore[arg-type, call-arg]
         return Experiment(task, unsteady(), algorithm, stopping=turnout.Stopping(20), plan=Plan(threads=1))
 
     whole = turnout.execute(experiment())

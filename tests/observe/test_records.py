@@ -315,9 +315,9 @@ def test_audit_with_a_rejected_update(engine: str) -> None:
     for _ in range(3):  # clients 0, 1 and 3, with their own weights: the .2 of client 2 is lost
         x += 0.5 * (0.4 * (0 - x) + 0.3 * (1 - x) + 0.1 * (3 - x))
     assert float(result.model[0]) == pytest.approx(x, rel=1e-14)
-    assert [event.kind for event in ledger.events] == ["rejected_update"] * 3
-    assert ledger.events[0].facts == {"client": 2, "job": 0, "why": "not finite", "weight": 0.2}
-    assert "rejected update (client 2, job 0, why not finite, weight 0.2)" in str(ledger.events[0])
+    assert [event.kind for event in ledger.events] == ["path", *["rejected_update"] * 3]
+    assert ledger.events[1].facts == {"client": 2, "job": 0, "why": "not finite", "weight": 0.2}
+    assert "rejected update (client 2, job 0, why not finite, weight 0.2)" in str(ledger.events[1])
     audit = result.audit
     assert audit.events == {"rejected_update": 3}
     assert audit.event_clients == {"rejected_update": 1}

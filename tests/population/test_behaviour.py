@@ -19,7 +19,7 @@ from turnout.clients import behaviour
 from turnout.clients.adversary import LargestNorm
 from turnout.clients.behaviour import Behaviour, DisguisedDecay, FreeRider, LittleIsEnough, estimate
 from turnout.core.random import key, normal
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -164,7 +164,7 @@ def test_sgd_like_noise_knows_of_fedprox() -> None:
     lies = behaviour.DisguisedSGDLike(clients=[0], curvature=2.0)
     lies.begin(3, 0)
     server = simulation(Idle(), population((9, 9, 9)))
-    server.invite([0], ProximalSGD.extend(local(lr_decay=0.5), mu=4.0))
+    server.invite([0], local(lr_decay=0.5).modified(Proximal(4.0)))
     (level,) = lies.levels(server.wait())
     assert level**2 == pytest.approx(ou_map(0.1, 2.0, 6, 1.0, 4, 4.0).variance)
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from turnout.clients import devices
-from turnout.clients.devices import Devices
-from turnout.clients.draws import (
+from turnout.clients.columns import column
+from turnout.clients.devices import (
     AtLeast,
     Constant,
+    Devices,
     Draw,
     Evenly,
     Exponential,
     Gaussian,
     LogNormal,
     Table,
-    column,
     sample,
 )
 from turnout.core.errors import UserError

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from support import population
 from turnout import Bernoulli, Crashes, Links, LocalSGD, devices
-from turnout.clients.devices import Devices
-from turnout.clients.draws import Constant, Exponential
+from turnout.clients.devices import Constant, Devices, Exponential
 from turnout.server.durations import Durations
 
 SIZES = (4, 8, 12, 16, 20)

@@ -18,7 +18,7 @@ from turnout.clients import adversary, arriving, behaviour, devices, memories
 from turnout.clients import saved as folder
 from turnout.clients.availability import Always, Availability, Detection
 from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov
-from turnout.clients.draws import AtLeast, Exponential, Gaussian, LogNormal
+from turnout.clients.devices import AtLeast, Exponential, Gaussian, LogNormal
 from turnout.clients.links import Links
 from turnout.clients.population import Population
 from turnout.clients.traces import Trace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from turnout.clients.draws import AtLeast, Exponential, Gaussian
+from turnout.clients.devices import AtLeast, Exponential, Gaussian
 from turnout.clients.links import Links
 from turnout.core.errors import UserError
 

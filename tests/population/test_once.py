@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnout.clients import devices
-from turnout.clients.draws import AtLeast, Draw, Evenly, Exponential, Gaussian, LogNormal, sample
+from turnout.clients.devices import AtLeast, Draw, Evenly, Exponential, Gaussian, LogNormal, sample
 from turnout.clients.links import Links
 from turnout.clients.once import Once
 from turnout.clients.traces import Trace

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import turnout
-from support import ALGORITHMS, WORLD, experiment, local, population
+from support import ALGORITHMS, WORLD, chained, experiment, local, population
 from turnout.config import registry
 from turnout.local.loss_report import LossReport
 from turnout.local.own import OwnModelSGD
@@ -135,7 +135,6 @@ PEEKS: dict[str, Callable[[Server, Updates], Any]] = {
     "held": held,
     "a report": asked,
     "what clients keep": kept,
-    "a rule": lambda server, updates: server.step(updates, np.full(len(updates), 0.1), lambda rows, _: rows[0]),
     "a model": lambda server, updates: server.publish(server.model + 1, updates, None),
 }
 
@@ -217,7 +216,7 @@ class Quiet(turnout.FedAvg):
     """Asks for updates without the noise that was promised."""
 
     def work(self, server: Server) -> LocalSGD:
-        return replace(self.local, transform="")
+        return replace(self.local, modifiers=())
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ class Chatty(LocalSGD):
 
 def test_every_upload_has_the_noise_that_is_charged_for() -> None:
     noise = "clip:1.0,noise:0.5"
-    with pytest.raises(turnout.UserError, match=r"^privacy: clients are to add the noise of local\.transform, but"):
-        run(Quiet(local(transform=noise), turnout.Full()), privacy=None)
+    with pytest.raises(turnout.UserError, match=r"^privacy: clients are to add the noise of local\.modifiers, but"):
+        run(Quiet(local(modifiers=chained(noise)), turnout.Full()), privacy=None)
     with pytest.raises(turnout.UserError, match="Chatty sends secret, which its payload_shapes do not name"):
-        run(turnout.FedAvg(Chatty(0.1, transform=noise), turnout.Full()), privacy=None)
+        run(turnout.FedAvg(Chatty(0.1, modifiers=chained(noise)), turnout.Full()), privacy=None)

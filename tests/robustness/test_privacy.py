@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import turnout
-from support import WORLD, Standing, experiment, local, population, same, simulation
+from support import WORLD, Standing, chained, experiment, local, population, same, simulation
 from turnout import Plan, Stopping
 from turnout.algorithms.robust_mean import RobustMean
 from turnout.config import config
@@ -39,7 +39,7 @@ def server(privacy: Privacy, method: Any = None, **options: Any) -> turnout.Simu
 def run(privacy: Privacy | None, rounds: int = 3, chain: str = "", folder: Path | None = None, **options: Any) -> Any:
     people = options.pop("people", None) or population()
     sampler = options.pop("sampler", None) or turnout.Full()
-    method = turnout.FedAvg(local(transform=chain), sampler, **options.pop("method", {}))
+    method = turnout.FedAvg(local(modifiers=chained(chain)), sampler, **options.pop("method", {}))
     plan = experiment("fedavg", rounds, algorithm=method, people=people, privacy=privacy, evaluation=SELDOM)
     return turnout.execute(plan, folder, checkpoint_every=2, **options)
 
@@ -196,7 +196,7 @@ def test_local_noise_is_spent_by_uploads_of_the_busiest_client() -> None:
 def test_an_upload_is_paid_for_once_however_often_it_is_used() -> None:
     pytest.importorskip("dp_accounting")
     plan = experiment("safa", 6, people=population(**WORLD), evaluation=SELDOM)
-    plan.algorithm.local = local(transform="clip:0.5,noise:2.0")  # type: ignore[attr-defined]
+    plan.algorithm.local = local(modifiers=chained("clip:0.5,noise:2.0"))  # type: ignore[attr-defined]
     result = turnout.execute(plan)
     jobs = result.jobs()
     assert (jobs["outcome"] == "used_later").any()
@@ -266,7 +266,7 @@ def test_uploads_that_were_lost_are_paid_for_as_the_busiest_client_sends(tmp_pat
                 server.step(server.wait(10), np.full(10, 0.1))
 
     def answers(rounds: int, **options: Any) -> Any:
-        method = Ten(local(transform="clip:0.5,noise:5"))
+        method = Ten(local(modifiers=chained("clip:0.5,noise:5")))
         people = population(devices=turnout.devices.lognormal(0.5, 1.5))
         plan = experiment("standing", rounds, algorithm=method, people=people, evaluation=SELDOM)
         return turnout.execute(plan, tmp_path, checkpoint_every=2, **options)
@@ -286,13 +286,15 @@ def test_without_the_accountant_a_sentence_says_what_to_install(monkeypatch: pyt
 
 
 def test_sections_of_a_configuration() -> None:
-    overrides = ["local.transform=clip:1.0,noise:0.1,quantise:8", "privacy.noise=1.5", "privacy.clip=2", "run.rounds=1"]
+    names = ["local.modifiers=clip,noise,quantise", "local.clip.norm=1", "local.noise.std=0.1", "local.quantise.bits=8"]
+    overrides = [*names, "privacy.noise=1.5", "privacy.clip=2", "run.rounds=1"]
     plan, _, complete = config.build(config.read("digits", overrides))
     assert plan.privacy == Privacy(noise=1.5, clip=2.0)
     assert complete["privacy"] == {
         "noise": 1.5, "clip": 2.0, "max_weight": None, "delta": 1e-5, "amplified": False, "noise_seed": None,
     }  # fmt: skip
-    assert complete["local"]["transform"] == "clip:1.0,noise:0.1,quantise:8"
+    assert complete["local"]["modifiers"] == ["clip", "noise", "quantise"]
+    assert complete["local"]["noise"] == {"std": 0.1, "seed": None}
     assert config.build(config.read("digits"))[0].privacy is None
     with pytest.raises(UserError, match=r"privacy\.clipp: unknown option; did you mean clip\?"):
         config.build(config.read("digits", ["privacy.clipp=1"]))

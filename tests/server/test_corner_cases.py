@@ -15,7 +15,7 @@ from support import Idle, experiment, local, population, simulation
 from turnout import KEEP, Algorithm, Bernoulli, Crashes, Detection, LocalSGD, Server, Simulation, Stopping
 from turnout import devices as hardware
 from turnout.core.errors import UserError
-from turnout.local.controlled import ControlledSGD
+from turnout.local.modifiers import ControlVariates
 from turnout.local.own import OwnModelSGD
 from turnout.server.jobs import Job
 
@@ -191,7 +191,7 @@ def test_cancelled_jobs_are_not_kept_alive_by_the_event_queue() -> None:
 
 def test_scaffold_refuses_local_momentum() -> None:
     with pytest.raises(UserError, match=r"local\.momentum: SCAFFOLD"):
-        ControlledSGD.extend(local(momentum=0.9))
+        local(momentum=0.9, modifiers=(ControlVariates(torch.zeros(75)),))
 
 
 def test_one_invitation_has_one_batch_size() -> None:
@@ -306,7 +306,7 @@ def test_jobs_that_shared_a_tensor_share_it_again(tmp_path: Path) -> None:
             server.invite(server.population.ids, self.work())
 
         def work(self) -> LocalSGD:
-            return ControlledSGD.extend(local(), control=self.control)
+            return local().modified(ControlVariates(self.control))
 
         def run(self, server: Server) -> None:
             for _ in server.rounds():
@@ -326,6 +326,6 @@ def test_jobs_that_shared_a_tensor_share_it_again(tmp_path: Path) -> None:
         experiment("x", rounds=4, algorithm=algorithm, people=people), tmp_path / "part", resume=True
     )
     assert torch.equal(again.model, results["whole"].model)
-    jobs = [job for job in again.server._in_flight.values() if isinstance(job.work, ControlledSGD)]  # type: ignore[attr-defined]
+    jobs = [job for job in again.server._in_flight.values() if job.work.modifiers]  # type: ignore[attr-defined]
     assert jobs
-    assert all(job.work.control is algorithm.control for job in jobs)
+    assert all(job.work.modifiers[0].control is algorithm.control for job in jobs)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import turnout
-from support import experiment, population
+from support import chained, experiment, population
 from turnout import Evaluation, Experiment, FedAvg, FedProx, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.config import registry
 from turnout.record import signed as log
@@ -150,7 +150,7 @@ def test_local_work_that_the_proof_does_not_know() -> None:
         (FedProx(local, Full(), mu=0.5), True, True), (FedProx(local, Full(), mu=3.0), True, False),
         (FedAvg(replace(local, weight_decay=3.0), Full()), True, False),
         (FedAvg(Sharp(0.1, steps=2), Full()), False, True),
-        (FedAvg(replace(local, transform="quantise:8"), Full()), False, True),
+        (FedAvg(replace(local, modifiers=chained("quantise:8")), Full()), False, True),
     ):  # fmt: skip
         tracked = turnout.execute(made(method, 1, smoothness=19.0)).sensitivity
         assert tracked is not None

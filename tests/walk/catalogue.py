@@ -261,7 +261,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "detectors.names": [["norm"], ["norm", "replay"]],
     "detectors.limits": [{"norm": 3}, {"norm": 2.5}],
     "local.report": ["loss"],
-    "local.transform": ["clip:1.0"],
+    "local.modifiers": ["sharpness_aware"],
     "model.inputs": [4.0],
     "model.outputs": [3.0],
     "model.symbols": [100.0],

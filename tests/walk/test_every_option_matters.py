@@ -24,6 +24,7 @@ from turnout.config import registry
 from turnout.config.options import options_of
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
+from turnout.local.modifiers import Proximal
 from turnout.peers.network import Star
 from turnout.peers.peers import over_own_links
 
@@ -180,7 +181,7 @@ LOCAL: dict[str, Case] = {
     "lr_decay": Case(0.5),
     "lr_power": Case(0.5),
     "report": Case("loss"),
-    "transform": Case("top_k:0.2"),
+    "modifiers": Case((Proximal(1.0),)),
 }
 SMALL: dict[str, Options] = {"fedrep": {"tuning_epochs": 2}, "fedem": {"components": 2}, "d_fedem": {"components": 2}}
 OF_SAMPLERS: dict[str, Options] = {
@@ -231,7 +232,6 @@ REFUSED = {
     *((name, "algorithm", "normalise") for name in ("ifca", "mifa", "mocha", "robust_momentum")),
     *((name, "algorithm", "normalise") for name in ("robust_fedavg", "robust_fedprox")),
     *((name, "local", "report") for name in ("d_fedem", "dpasgd")),
-    *((name, "local", "transform") for name in ("d_fedem", "dpasgd", "l2sgd", "local", "mocha")),
     ("scaffold", "local", "momentum"),
     ("poisson_binomial", "sampler", "cap"),
 }

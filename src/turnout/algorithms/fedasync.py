@@ -15,7 +15,7 @@ import torch
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
@@ -47,8 +47,6 @@ class FedAsync(Arrivals):
             raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
         if not 0 <= self.mu < math.inf:
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
-        if self.mu:
-            self.needs_plain_work(self.local, ProximalSGD)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)
@@ -62,4 +60,4 @@ class FedAsync(Arrivals):
         server.publish(model, updates, weights)
 
     def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
-        return ProximalSGD.extend(self.local, mu=self.mu) if self.mu else self.local
+        return self.local.modified(Proximal(self.mu)) if self.mu else self.local

@@ -13,7 +13,7 @@ import torch
 
 from turnout.aggregation.encryption import key_holder
 from turnout.algorithms.fedavg import FedAvg
-from turnout.clients.draws import PerClient, column
+from turnout.clients.columns import PerClient, column
 from turnout.core import random
 from turnout.core.errors import UserError, check_positive, check_room, unknown
 from turnout.core.random import FloatArray, IntArray

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.errors import UserError
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 
@@ -20,7 +20,6 @@ class FedProx(FedAvg):
     """Clients minimise L_i(theta) + mu/2 |theta - received|^2; mu = 0 is FedAvg."""
 
     reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = ProximalSGD
 
     mu: float = 0.1  # strength of the proximal term
 
@@ -30,4 +29,4 @@ class FedProx(FedAvg):
             raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
 
     def work(self, server: Server) -> LocalSGD:
-        return ProximalSGD.extend(self.local, mu=self.mu)
+        return self.local.modified(Proximal(self.mu))

@@ -6,13 +6,12 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.local.controlled import ControlledSGD
+from turnout.local.modifiers import ControlVariates
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
@@ -23,15 +22,14 @@ from turnout.server.updates import Updates
 class Scaffold(FedAvg):
     """The server keeps c = sum_i p_i c_i; client i keeps c_i and steps along g - c_i + c."""
 
-    trains: ClassVar[type[LocalSGD] | None] = ControlledSGD
-
     control: Tensor | None = field(default=None, init=False)  # [P] c
 
     def begin(self, server: Server) -> None:
         self.control = torch.zeros_like(server.model)
 
     def work(self, server: Server) -> LocalSGD:
-        return ControlledSGD.extend(self.local, control=self.control)
+        assert self.control is not None
+        return self.local.modified(ControlVariates(self.control))
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         used = server.step(updates, self.weights(server, updates, chosen))

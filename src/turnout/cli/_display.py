@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turnout.core.files import read_json
 from turnout.core.statistics import OVER_CLIENTS
 from turnout.plan import advice, tune
 from turnout.record.progress import duration
@@ -38,8 +39,21 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
         _show_efficiency(summary["efficiency"], summary.get("deadline"))
+    show_paths(folder)
     if (folder / "report.html").exists():
         out.print(f"Report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_paths(folder: Path) -> None:
+    """Print how local work was computed and why, and what was timed to choose; nothing of a run of version 0.1."""
+    plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else {}
+    paths, trial_seconds = plan.get("paths", []), plan.get("trial_seconds", {})
+    said = [f"Path of {path['work']}: {path['name']}: {path['why']}." for path in paths]
+    if trial_seconds:
+        timed = {name: "failed" if s is None else f"{1e3 * s:.3g} ms" for name, s in trial_seconds.items()}
+        said.append(f"Convolutions tried: {', '.join(f'{name} {text}' for name, text in timed.items())}.")
+    for sentence in said:
+        out.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def failed(summary: dict[str, Any]) -> bool:

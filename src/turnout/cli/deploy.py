@@ -104,7 +104,7 @@ def server(
     with sentences(), _flower():
         from turnout.deploy.link import Link
 
-        settings = config.RunSettings(**config.read(str(folder / "config.toml")).get("run", {}))
+        settings = config.RunSettings(**config.read_run(folder).get("run", {}))
         run = Path(settings.folder) / settings.name
         with Link(folder, host, port) as link:
             err.print(f"The SuperLink listens at {link.address}", highlight=False)
@@ -197,7 +197,7 @@ def replay(
         remark(examine("replay", folder, (*READ, "jobs", "arrivals", "model.safetensors")))
         if not (folder / "arrivals").is_dir() or not (folder / "result.json").exists():
             raise UserError(f"replay: {folder} is not the folder of a deployed run that has ended")
-        built, _, _ = config.build(config.read(str(folder / "config.toml"), overrides or []))
+        built, _, _ = config.build(config.read_run(folder, overrides))
         found = difference(built, folder)
         if as_json:
             print_json({"run": str(folder), **found, "tolerance": TOLERANCE})

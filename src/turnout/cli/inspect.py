@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turnout.cli._command import Json, print_json, remark, sentences
-from turnout.cli._display import out, show_summary
+from turnout.cli._display import out, show_paths, show_summary
 from turnout.record.progress import duration
 from turnout.report import read
 
@@ -26,9 +26,10 @@ def inspect(
         remark(run.remarks)
         summary = run.summary or {"unfinished": True, "last": _last_row(run)}
         if as_json:
-            print_json({"run": str(folder), **summary})
+            print_json({"run": str(folder), **summary, "paths": run.plan.get("paths", [])})
         elif "unfinished" in summary:
             reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
+            show_paths(folder)
             out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
         else:
             show_summary(folder, summary)

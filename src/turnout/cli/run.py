@@ -42,7 +42,8 @@ def run_configuration(
     watching: Watching = NOBODY,
 ) -> None:
     """Read a configuration and carry it out, in the folder given or in one of its own name."""
-    experiment, settings, complete = config.build(config.read(source, overrides))
+    given = config.read(source, overrides) if folder is None else config.read_run(folder, overrides)
+    experiment, settings, complete = config.build(given)
     if folder is None:
         resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
         settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))

@@ -27,16 +27,16 @@ def show(
     """
     with sentences():
         known = {kind: kind.things() for kind in KINDS.values()}
-        found = [(kind.section, things[name], kind.group) for kind, things in known.items() if name in things]
+        found = [(kind, things[name]) for kind, things in known.items() if name in things]
         if name in config.builtin_names():
             out.print(config.builtin_text(name), highlight=False, markup=False)
         elif not found and name not in SECTIONS:
             names = [thing for things in known.values() for thing in things]
             raise unknown("show", name, [*names, *SECTIONS, *config.builtin_names()])
-        for section, made, group in found:
-            if group and not distributions(group, name):  # a file of its own
+        for kind, made in found:
+            if kind.group and not distributions(kind.group, name):  # a file of its own
                 out.print(paragraphs(inspect.getmodule(made)) + "\n", highlight=False, markup=False)
-            _explain(section, made)
+            _explain(kind.section.format(name), made)
         if name in SECTIONS:
             _explain(name, SECTIONS[name])
 

@@ -68,7 +68,7 @@ def unlearn(
                 raise UserError(
                     f"--{name}: {value} with --from-scratch, which is exact and adds no noise; leave it out"
                 )
-        experiment, settings, _ = config.build(config.read(str(folder / "config.toml")))
+        experiment, settings, _ = config.build(config.read_run(folder))
         if experiment.unlearning is not None:
             changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             experiment.unlearning = replace(experiment.unlearning, **changed)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.clients.draws import PerClient, choose, column, require
+from turnout.clients.columns import PerClient, choose, column, require
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds
 from turnout.core.random import FloatArray, IntArray

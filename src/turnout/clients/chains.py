@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from turnout.clients.availability import MICRO, Availability, BoolArray, Clock, check_probability
-from turnout.clients.draws import PerClient, check_ids, choose, column, require
+from turnout.clients.columns import PerClient, check_ids, choose, column, require
 from turnout.core import random
 from turnout.core.errors import UserError, check_room, check_seconds
 from turnout.core.random import FloatArray, IntArray

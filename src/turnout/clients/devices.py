@@ -1,41 +1,212 @@
-"""How long a job takes on a client's hardware.
+"""How long a job takes on a client's hardware, and the distributions such quantities are drawn from.
 
->>> fx(80, clients=5).seconds(0, np.arange(5), jobs=0, steps=1, samples=1)
-array([1. , 0.8, 0.6, 0.4, 0.2])
->>> exponential(1.0, each="client", per="step", rate=True, minimum=0.012, redraw_below=True)   # SAFA, task 3
+A `Draw` is known by its quantile function, so a value is a function of one keyed uniform number and the client.
+
+    >>> fx(80, clients=5).seconds(0, np.arange(5), jobs=0, steps=1, samples=1)
+    array([1. , 0.8, 0.6, 0.4, 0.2])
+    >>> exponential(1.0, each="client", per="step", rate=True, minimum=0.012, redraw_below=True)   # SAFA, task 3
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, partial
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtr, ndtri
 
-from turnout.clients.draws import (
-    AtLeast,
-    Constant,
-    Draw,
-    Evenly,
-    Exponential,
-    Gaussian,
-    LogNormal,
-    Table,
-    choose,
-    integral,
-    require,
-    sample,
-)
+from turnout.clients.columns import PerClient, check_ids, choose, column, positive, require
 from turnout.clients.once import Once
+from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
 
 Each = Literal["client", "job"]
 Per = Literal["job", "step", "sample"]
+
+
+class Draw(Protocol):
+    """A distribution a client: `at` is its quantile function, `below(x)` the probability of a value below x."""
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray: ...
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray: ...
+
+    def expected(self, ids: IntArray) -> FloatArray: ...
+
+
+class _Certain:
+    """A draw without chance: subclasses say the value `of` every client."""
+
+    def of(self, ids: IntArray) -> FloatArray:
+        raise NotImplementedError
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
+        return self.of(ids)
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
+        return (self.of(ids) < x).astype(np.float64)
+
+    def expected(self, ids: IntArray) -> FloatArray:
+        return self.of(ids)
+
+
+@dataclass(frozen=True)
+class Constant(_Certain):
+    """The same value for everybody."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        positive("constant: value", self.value)
+
+    def of(self, ids: IntArray) -> FloatArray:
+        return column("constant: value", self.value, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Table(_Certain):
+    """A given value for each client."""
+
+    values: FloatArray
+
+    def __post_init__(self) -> None:
+        positive("table: value", self.values)
+
+    def of(self, ids: IntArray) -> FloatArray:
+        return column("table", self.values, ids)
+
+
+@dataclass(frozen=True)
+class Evenly(_Certain):
+    """tau_i = 1 - X/100 * i/(M - 1): evenly spaced, the fastest client X per cent faster than the slowest.
+
+    With X/100 = a/b in lowest terms, every tau_i is a whole number of ticks, b (M - 1) of them a unit.
+    Reference: Fraboni et al., A General Theory for Federated Optimization, JMLR 2023 (scenario FX).
+    """
+
+    percent: float
+    clients: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percent < 100:
+            raise UserError(f"fx: percent is {self.percent}; it must be at least 0 and below 100")
+        if self.clients < 1:
+            raise UserError(f"fx: clients is {self.clients}; it must be at least 1")
+        if self.ticks > 2**53:
+            raise UserError(f"fx: percent is {self.percent}; no clock is so fine, give it fewer digits")
+
+    @property
+    def share(self) -> Fraction:
+        return Fraction(str(self.percent)) / 100
+
+    @property
+    def ticks(self) -> int:
+        """Ticks a unit, which is what the slowest client takes."""
+        return self.share.denominator * max(self.clients - 1, 1)
+
+    def of(self, ids: IntArray) -> FloatArray:
+        check_ids("fx", self.clients, ids)
+        return (self.ticks - self.share.numerator * np.asarray(ids)) / self.ticks
+
+
+@dataclass(frozen=True, eq=False)
+class Exponential:
+    """Memoryless: P(T > t) = exp(-t / mean)."""
+
+    mean: PerClient
+
+    def __post_init__(self) -> None:
+        positive("exponential: mean", self.mean)
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
+        return -self.expected(ids) * np.log1p(-u)
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
+        return -np.expm1(-x / self.expected(ids))
+
+    def expected(self, ids: IntArray) -> FloatArray:
+        return column("exponential: mean", self.mean, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """N(mean, sd^2); it reaches below zero, so give whoever uses it a positive minimum."""
+
+    mean: PerClient
+    sd: PerClient
+
+    def __post_init__(self) -> None:
+        positive("gaussian: mean", self.mean)
+        positive("gaussian: sd", self.sd)
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
+        return self.expected(ids) + column("gaussian: sd", self.sd, ids) * ndtri(u)
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
+        return np.asarray(ndtr((x - self.expected(ids)) / column("gaussian: sd", self.sd, ids)))
+
+    def expected(self, ids: IntArray) -> FloatArray:
+        return column("gaussian: mean", self.mean, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormal:
+    """median * exp(sigma * N(0, 1)); the mean is median * exp(sigma^2 / 2)."""
+
+    median: PerClient
+    sigma: PerClient
+
+    def __post_init__(self) -> None:
+        positive("lognormal: median", self.median)
+        positive("lognormal: sigma", self.sigma)
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
+        return column("lognormal: median", self.median, ids) * np.exp(self._sigma(ids) * ndtri(u))
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
+        with np.errstate(divide="ignore"):  # log(0) is the answer meant
+            return np.asarray(ndtr(np.log(x / column("lognormal: median", self.median, ids)) / self._sigma(ids)))
+
+    def expected(self, ids: IntArray) -> FloatArray:
+        return column("lognormal: median", self.median, ids) * np.exp(self._sigma(ids) ** 2 / 2)
+
+    def _sigma(self, ids: IntArray) -> FloatArray:
+        return column("lognormal: sigma", self.sigma, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class AtLeast:
+    """max(draw, minimum) or, with `redraw`, the law of drawing again until the value is at least the minimum.
+
+    The latter in one draw, by inversion: with q = P(draw < minimum), the quantile of u becomes that of q + (1 - q) u.
+    """
+
+    draw: Draw
+    minimum: float
+    redraw: bool = False
+
+    def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
+        if self.redraw:
+            q = self.draw.below(self.minimum, ids)
+            if (q == 1).any():
+                client = ids[np.argmax(q == 1)]
+                raise UserError(f"redraw_below: client {client} can never reach the minimum {self.minimum}; lower it")
+            u = np.minimum(q + (1 - q) * u, 1 - 2.0**-53)
+        return np.maximum(self.draw.at(u, ids), self.minimum)
+
+    def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
+        q = self.draw.below(self.minimum, ids) if self.redraw else 0.0
+        above = (self.draw.below(np.maximum(x, self.minimum), ids) - q) / (1 - q)
+        return np.where(np.asarray(x) <= self.minimum, 0.0, above)
+
+    def expected(self, ids: IntArray) -> FloatArray:
+        return _integral(self, ids, power=1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +242,7 @@ class Devices(Spelt):
         """Expectation of `seconds` over the jobs of each client; with a rate or a minimum by quadrature, to 0.1 %."""
         if self.each == "client":
             return self.seconds(seed, ids, 0, steps, samples)
-        unit = integral(self._floored, ids, power=-1) if self.rate else self._floored.expected(ids)
+        unit = _integral(self._floored, ids, power=-1) if self.rate else self._floored.expected(ids)
         return self._checked(ids, unit, steps, samples)
 
     def longer_than(
@@ -184,6 +355,23 @@ def lognormal(
 ) -> Devices:
     """Log-normal times: a long tail of slow devices."""
     return Devices(LogNormal(np.asarray(median, np.float64), np.asarray(sigma, np.float64)), **options)
+
+
+def sample(draw: Draw, seed: int, purpose: str, ids: IntArray, number: ArrayLike = 0) -> FloatArray:
+    """The value of each client, a function of (seed, purpose, client, number)."""
+    u = random.uniform(random.key(seed, purpose, ids, number), 1)[:, 0]
+    return draw.at(np.maximum(u, 2.0**-54), ids)
+
+
+def _integral(draw: Draw, ids: IntArray, power: int) -> FloatArray:
+    """E[draw^power] = integral of at(u)^power over (0, 1), by Gauss-Legendre quadrature.
+
+    The nodes are taken in v with u = v^3 (10 - 15 v + 6 v^2), which crowds them towards both tails.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(128)
+    v = (1 + nodes) / 2
+    u, du = v**3 * (10 - 15 * v + 6 * v**2), 15 * weights * (v * (1 - v)) ** 2
+    return np.asarray(sum(w * draw.at(np.full(len(ids), x), ids) ** power for x, w in zip(u, du, strict=True)))
 
 
 def _read(path: str | os.PathLike[str]) -> FloatArray:

@@ -14,7 +14,8 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.clients.draws import Draw, PerClient, column, require, sample
+from turnout.clients.columns import PerClient, column, require
+from turnout.clients.devices import Draw, sample
 from turnout.clients.once import Once
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from turnout.clients.draws import PerClient, column, positive
+from turnout.clients.columns import PerClient, column, positive
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 

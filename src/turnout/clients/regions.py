@@ -7,7 +7,7 @@ import numpy as np
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
-from turnout.data.dealing import apportion
+from turnout.data._dealing import apportion
 
 
 def deal(clients: int, edges: int, seed: int = 0, *, relative_sd: float = 0.0) -> IntArray:

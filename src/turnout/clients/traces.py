@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.clients.availability import MICRO, BoolArray, Clock
-from turnout.clients.draws import choose
+from turnout.clients.columns import choose
 from turnout.clients.once import Once
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds

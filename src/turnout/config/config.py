@@ -36,7 +36,7 @@ from turnout.clients.memories import MEMORIES
 from turnout.clients.population import Population
 from turnout.clients.power import Power
 from turnout.clients.regions import deal
-from turnout.config import registry
+from turnout.config import modifiers, registry
 from turnout.config.deployment import Deploy
 from turnout.config.options import Section, call, check, checked_value, options_of, shown
 from turnout.core.errors import UserError, check_room, unknown
@@ -104,6 +104,7 @@ PARTS: dict[str, dict[str, Any]] = {  # of a method, each a section of its own
     "serve": SERVES,
 }
 Settings = dict[str, Section]
+_FORMER = "local as it was"  # beside the sections of a run's own configuration: what it wrote
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
@@ -176,7 +177,21 @@ def builtin_text(name: str) -> str:
 
 def read(source: str, overrides: list[str] | None = None) -> Settings:
     """A file, or a built-in configuration by name; then `section.option=value` for each override."""
-    settings = toml(source)
+    return _overridden(toml(source), overrides)
+
+
+def read_run(folder: Path, overrides: list[str] | None = None) -> Settings:
+    """The configuration that a run has left in its folder, also one of version 0.1; then the overrides."""
+    settings = toml(str(folder / "config.toml"))
+    return _overridden(modernise(settings), overrides) | {_FORMER: settings.get("local", {})}
+
+
+def modernise(settings: Settings) -> Settings:
+    """Settings of version 0.1 as they are written now."""
+    return settings | ({"local": modifiers.modernise(settings["local"])} if "local" in settings else {})
+
+
+def _overridden(settings: Settings, overrides: list[str] | None) -> Settings:
     for override in overrides or []:
         apply(settings, override)
     _check_use(settings, overrides or [])
@@ -225,6 +240,11 @@ def apply(settings: Settings, text: str) -> None:
     except RecursionError as error:
         raise UserError(f"{key.strip()}: its lists and tables are nested too deep to be read") from error
     options = settings.setdefault(section, {})
+    *tables, option = option.split(".")
+    for table in tables:
+        options = options.setdefault(table, {})
+        if not isinstance(options, dict):
+            raise UserError(f"{key.strip()}: {table} is a value there, not a table of options")
     if option == "name" and section not in ("run",) and options.get("name") != parsed:
         options.clear()  # another thing has other options
     options[option] = parsed
@@ -285,7 +305,10 @@ def build(
         as_given = {section: dict(options) for section, options in given.items()}
         population, shadow = _population(run, dataset, counted, given, complete, make)
     task = _task(run, dataset, given, complete, make) if brought is None else brought.task
-    local = make("local", LocalSGD) if brought is None else brought.local
+    if brought is None:
+        local, complete["local"] = modifiers.make_local(given["local"])
+    else:
+        local = brought.local
     algorithm_name = _name(given, "algorithm")
     algorithm_class = registry.find("algorithm", algorithm_name)
     extra: dict[str, Any] = {"local": local}
@@ -330,7 +353,12 @@ def build(
     )
     experiment.fingerprint = fingerprint(complete)
     threads = given["engine"].get("threads", 0)
-    experiment.former = fingerprint({**complete, "engine": {**complete["engine"], "threads": threads}})
+    older: Settings = {**complete, "engine": {**complete["engine"], "threads": threads}}
+    if brought is None:
+        chain = settings.get(_FORMER, {}).get("transform", "")
+        before = modifiers.demodernise(complete["local"], local, chain)
+        older = {} if before is None else {**older, "local": before}
+    experiment.former = fingerprint(older) if older else ""
     return experiment, run, complete
 
 
@@ -555,7 +583,7 @@ def fingerprint(complete: Settings) -> str:
 
 
 def as_toml(settings: Settings) -> str:
-    """Sections of plain values; options without a value are left out."""
+    """Sections of plain values and tables of such; options without a value are left out."""
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
@@ -568,7 +596,8 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(part) for part in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(name)} = {_value(part)}" for name, part in value.items()) + "}"
+        parts = (f"{_key(name)} = {_value(part)}" for name, part in value.items() if part is not None)
+        return "{" + ", ".join(parts) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

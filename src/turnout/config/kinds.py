@@ -21,6 +21,7 @@ from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
+from turnout.local.named import MODIFIERS
 from turnout.local.sgd import LocalSGD
 from turnout.peers.settings import NetworkSettings
 from turnout.record.detectors import DETECTORS
@@ -36,7 +37,7 @@ Made = Callable[..., Any]
 class Kind(NamedTuple):
     """Things of one kind: a section of a configuration says which, and gives it its options."""
 
-    section: str
+    section: str  # or `{}` in the place of the thing's name, where each has a section of its own
     things: Callable[[], Mapping[str, Made]]
     group: str = ""  # of entry points, where installed distributions register more
 
@@ -63,6 +64,7 @@ KINDS: dict[str, Kind] = {
     "rules": Kind("rule", lambda: config.PARTS["rule"]),
     "optimisers": Kind("optimiser", lambda: config.PARTS["optimiser"]),
     "serving": Kind("serve", lambda: config.PARTS["serve"]),
+    "modifiers": Kind("local.{}", lambda: MODIFIERS),
     "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, datasets.GROUP),
     "streams": Kind("stream", lambda: ARRIVALS),
     "memories": Kind("memory", lambda: MEMORIES),

@@ -169,7 +169,8 @@ def in_words(hint: Any) -> str:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return "a table"
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        return "a list" if origin is not tuple else f"a list of {len(get_args(hint))} values"
+        parts = get_args(hint)
+        return "a list" if origin is not tuple or ... in parts else f"a list of {len(parts)} values"
     literals = get_args(hint)
     if literals and all(isinstance(part, str) for part in literals):
         return "one of " + ", ".join(literals)

@@ -9,37 +9,26 @@ Functions with a `part` also deal a dataset's central test set by the same rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from turnout.core import random
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
+from turnout.data._dealing import apportion, by_class, deal, even, filtered, shuffle, times_before
 from turnout.data.dataset import Dataset
-from turnout.data.dealing import (
-    Data,
-    Part,
-    apportion,
-    by_class,
-    check_alpha,
-    check_enough,
-    deal,
-    even,
-    filtered,
-    labels_of,
-    refuse,
-    shuffle,
-    superclasses_of,
-    times_before,
-)
+
+Data = Dataset | Sequence[int] | NDArray[np.integer]
+Part = Literal["train", "test"]
 
 
 def iid(data: Data, clients: int, seed: int) -> Ragged:
     """Shuffle and cut into `clients` rows whose sizes differ by at most one; every sample is used exactly once."""
-    check_enough(len(data), clients)
+    _enough(len(data), clients)
     return deal(even(len(data), clients), seed)
 
 
@@ -56,7 +45,7 @@ def gaussian_sizes(
 
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
-    check_enough(len(data), clients)
+    _enough(len(data), clients)
     if not 0 <= relative_sd < np.inf:
         raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0 and finite")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
@@ -83,7 +72,7 @@ def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part
         raise UserError(f"partition natural: {clients} clients asked, the data has {available} groups; ask for fewer")
     rows = Ragged.from_owner(np.where(groups < clients, groups, -1), clients)
     if part == "train":
-        refuse(rows.counts < 1, "natural", "have no sample; number the groups 0, 1, 2, ... without gaps")
+        _refuse(rows.counts < 1, "natural", "have no sample; number the groups 0, 1, 2, ... without gaps")
     return rows
 
 
@@ -102,8 +91,8 @@ def one_class(
     With `clients_per_class` the clients are listed class by class instead: client i holds class i // clients_per_class.
     Reference: Fraboni et al., Clustered Sampling, ICML 2021 (MNIST, 100 clients, 500 training samples each).
     """
-    labels, classes = labels_of(data, "one_class", part)
-    check_enough(len(labels), clients)
+    labels, classes = _labels(data, "one_class", part)
+    _enough(len(labels), clients)
     if clients_per_class is not None and clients_per_class * classes != clients:
         raise UserError(
             f"partition one_class: {classes} classes of {clients_per_class} clients_per_class are not {clients} clients"
@@ -126,7 +115,7 @@ def one_class(
     owner[order] = label + place * classes if clients_per_class is None else label * clients_per_class + place
     owner[order[place >= holders[label]]] = -1  # what nobody asked for
     rows = Ragged.from_owner(owner, clients)
-    refuse(rows.counts < 1, f"one_class ({part})", "have no sample of their class; use fewer clients")
+    _refuse(rows.counts < 1, f"one_class ({part})", "have no sample of their class; use fewer clients")
     return rows
 
 
@@ -143,7 +132,7 @@ def shards(
     most `classes_per_client` classes; every sample is used exactly once.
     Reference: McMahan et al., Communication-Efficient Learning, AISTATS 2017 (whose shards may straddle two classes).
     """
-    labels, classes = labels_of(data, "shards")
+    labels, classes = _labels(data, "shards")
     total, present = clients * classes_per_client, np.unique(labels)
     if not len(present) <= total <= len(labels):
         raise UserError(
@@ -178,14 +167,14 @@ def dirichlet(
     The shares are drawn anew, at most `attempts` times, until every client has `min_samples`; 0 allows empty clients.
     Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning, ICML 2019.
     """
-    labels, classes = labels_of(data, "dirichlet")
+    labels, classes = _labels(data, "dirichlet")
     if label_groups is not None:
         if not 1 <= label_groups <= classes:
             raise UserError(f"partition dirichlet: label_groups is {label_groups}; allowed: 1 to {classes} classes")
         place = random.permutation(random.key(seed, "partition label group"), classes)
         labels, classes = (place * label_groups // classes)[labels], label_groups
-    check_enough(len(labels), clients)
-    check_alpha("dirichlet", alpha)
+    _enough(len(labels), clients)
+    _positive_alpha("dirichlet", alpha)
     order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     starts = np.cumsum(supply) - supply
@@ -201,7 +190,7 @@ def dirichlet(
             break
     else:
         advice = "raise alpha, or lower clients or min_samples"
-        refuse(short, "dirichlet", f"have fewer than {min_samples} samples after {attempts} draws; {advice}")
+        _refuse(short, "dirichlet", f"have fewer than {min_samples} samples after {attempts} draws; {advice}")
     return Ragged.from_owner(owner, clients)
 
 
@@ -223,7 +212,7 @@ def dirichlet_equal(
     is used twice, and where a class runs out, its unlucky draws take samples left over by the other classes.
     Reference: Hsu et al., arXiv:1909.06335, as in Fraboni et al., Clustered Sampling, ICML 2021.
     """
-    labels, classes = labels_of(data, "dirichlet_equal", part)
+    labels, classes = _labels(data, "dirichlet_equal", part)
     if clients < 1:
         raise UserError(f"partition dirichlet_equal: {clients} clients; there must be at least 1")
     given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
@@ -236,7 +225,7 @@ def dirichlet_equal(
         raise UserError(
             f"partition dirichlet_equal: {given.size} sizes for {clients} clients; give one, or one a client"
         )
-    refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
+    _refuse(np.broadcast_to(given < 1, clients), "dirichlet_equal", "have no sample; use fewer clients or larger sizes")
     counts = np.broadcast_to(given if part == "train" else np.maximum(given // 5, 1), clients)
     check_room("partition dirichlet_equal: so many samples", 4 * float(counts.sum(dtype=float)))
     if not replace and counts.sum() > len(labels):
@@ -247,7 +236,7 @@ def dirichlet_equal(
     if alpha == 0:
         mixture = np.eye(classes)[ids % classes]
     else:
-        check_alpha("dirichlet_equal", alpha)
+        _positive_alpha("dirichlet_equal", alpha)
         mixture = random.dirichlet(random.key(seed, "partition mixture", ids), classes, alpha)
     wanted = np.floor(mixture * counts[:, None]).astype(np.int64)
     wanted[:, -1] = counts - wanted[:, :-1].sum(axis=1)
@@ -291,13 +280,13 @@ def pachinko(
     Reference: Li, McCallum, Pachinko Allocation, ICML 2006, as in Reddi et al., Adaptive Federated Optimization, ICLR
     2021, appendix F.
     """
-    labels, classes = labels_of(data, "pachinko")
+    labels, classes = _labels(data, "pachinko")
     for name, value in (("alpha", alpha), ("beta", beta)):
-        check_alpha("pachinko", value, name)
+        _positive_alpha("pachinko", value, name)
     each = len(labels) // max(1, clients) if samples is None else samples
     if not (clients >= 1 and each >= 1 and clients * each <= len(labels)):
         raise UserError(f"partition pachinko: {each} samples for each of {clients} clients; {len(labels)} exist")
-    parent = superclasses_of(data, classes, superclasses)
+    parent = _superclasses(data, classes, superclasses)
     family = np.eye(parent.max() + 1)[parent]  # [C, S] 1 where a class is in a superclass
     ids = np.arange(clients)
     coarse = random.dirichlet(random.key(seed, "partition superclass", ids), family.shape[1], alpha)
@@ -348,3 +337,52 @@ PARTITIONS: dict[str, Callable[..., Ragged]] = {
     function.__name__: function
     for function in (iid, gaussian_sizes, natural, one_class, shards, dirichlet, dirichlet_equal, pachinko)
 }
+
+
+def _labels(data: Data, partition: str, part: Part = "train") -> tuple[IntArray, int]:
+    """Labels of the part as integers, and the number of classes."""
+    if not isinstance(data, Dataset):
+        if part == "test":
+            raise UserError(f"partition {partition}: the test part needs a Dataset, not bare labels")
+        labels = np.asarray(data, np.int64)
+        classes = int(labels.max(initial=-1)) + 1
+    elif data.num_classes is None:
+        raise UserError(f"partition {partition}: dataset {data.name} has no class labels; use iid or gaussian_sizes")
+    elif part == "test" and data.test_targets is None:
+        raise UserError(f"partition {partition}: dataset {data.name} has no central test set; use split instead")
+    else:
+        labels = np.asarray(data.targets if part == "train" else data.test_targets, np.int64)
+        classes = data.num_classes
+    if labels.ndim != 1 or labels.min(initial=0) < 0 or labels.max(initial=-1) >= classes:
+        raise UserError(f"partition {partition}: labels must be one integer of 0 to {classes - 1} a sample")
+    return labels, classes
+
+
+def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray:
+    """`[C]` the superclass of every class."""
+    known = data.facts.get("coarse_of_fine") if isinstance(data, Dataset) else None
+    if given is None and known is None:
+        raise UserError("partition pachinko: superclasses are not known; give that of every class, or use dirichlet")
+    parent = np.asarray(known if given is None else given, np.float64)
+    most = max(classes, 1000)
+    if parent.shape != (classes,) or not ((parent >= 0) & (parent < most)).all():
+        raise UserError(f"partition pachinko: superclasses must be {classes} numbers from 0 to {most - 1}, one a class")
+    return parent.astype(np.int64)
+
+
+def _enough(samples: int, clients: int) -> None:
+    if not 1 <= clients <= samples:
+        raise UserError(f"partition: {clients} clients for {samples} samples; allowed: 1 to {samples}")
+
+
+def _positive_alpha(partition: str, alpha: float, name: str = "alpha") -> None:
+    if not 0 < alpha < np.inf:
+        raise UserError(f"partition {partition}: {name} is {alpha}; it must be positive and finite")
+
+
+def _refuse(bad: NDArray[np.bool_], partition: str, complaint: str) -> None:
+    """Name the first offending clients."""
+    if bad.any():
+        names = ", ".join(map(str, np.flatnonzero(bad)[:5]))
+        more = f" and {bad.sum() - 5} more" if bad.sum() > 5 else ""
+        raise UserError(f"partition {partition}: clients {names}{more} {complaint}")

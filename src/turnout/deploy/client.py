@@ -32,31 +32,30 @@ from turnout.deploy.wire import (
     unpack_question,
 )
 from turnout.engine.carry_out import carry_out
-from turnout.engine.train import Jobs
+from turnout.engine.evaluate import Personal, evaluators
+from turnout.engine.store import ClientStore
+from turnout.engine.train import Cohort, Jobs
 from turnout.local.sgd import Named
 from turnout.run.experiment import Experiment
-from turnout.server.simulation import Simulation
 from turnout.server.state import nest, unnest
-from turnout.server.stopping import Evaluation
 
 FOLDER = "folder"  # what a SuperNode is told of its client: the folder of its files
 _MODELS = 3  # remembered: the last received, and what it ended with
+_ALONE = np.zeros(1, np.int64)  # the number of the only client there is
 
 
 class Worker:
     """One client: its task, its samples, its memory."""
 
     def __init__(self, experiment: Experiment, memory: Memory) -> None:
-        self.memory = memory
-        self.engine = Simulation(  # of one client: it evaluates as all are evaluated, and holds task and cohort
-            experiment.task,
-            experiment.population,
-            experiment.algorithm,
-            seed=experiment.seed,
-            plan=client_plan(experiment.plan),
-            evaluation=Evaluation(train=experiment.evaluation.train),
-        )
-        self.task, self.cohort = self.engine.task, self.engine.cohort
+        self.memory, self.algorithm, self.seed = memory, experiment.algorithm, experiment.seed
+        self.population = people = experiment.population
+        task, plan = self.algorithm.trained_task(experiment.task), client_plan(experiment.plan).resolve()
+        self.cohort = Cohort(task, people.inputs, people.targets, plan)
+        self.task = self.cohort.task
+        self._samples = self.algorithm.training_population(people).train.rows(_ALONE)
+        self._evaluators = evaluators(self.cohort, people, _ALONE, experiment.evaluation.train)
+        self._store = ClientStore(1, plan.device, plan.dtype, plan.memory_mib)
 
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out a job, or say what is missing."""
@@ -77,7 +76,7 @@ class Worker:
         if request.goes_on and "delta" in payload:
             ended = model + payload["delta"][0].to(model)
             self.memory.remember("models", fingerprint(ended), {"model": ended}, _MODELS)
-        samples = int(self.engine.population.train.counts[0])
+        samples = int(self._samples.counts[0])
         steps = int(request.work.bind(request.options).num_steps(samples))
         return _answer(request, payload, samples=samples, steps=steps, seconds=float(found["seconds"]))
 
@@ -102,13 +101,12 @@ class Worker:
         return {name: value.to(self.cohort.plan.device) for name, value in rows.items()}
 
     def _carried_out(self, request: Request, model: Tensor, state: Named) -> Named:
-        alone = np.zeros(1, np.int64)
         jobs = Jobs(
             request.work,
             np.array([request.key], np.int64),
             model[None],
-            alone,
-            self.engine.population.train.rows(alone),
+            _ALONE,
+            self._samples,
             {name: np.array([value]) for name, value in request.options.items()},
             state,
         )
@@ -121,14 +119,24 @@ class Worker:
         asked, model = unpack_question(content, self.cohort.plan.device)
         kept = self.memory.recall("answers", asked.state) if asked.state else None
         if kept is not None:
-            self.engine.store.put(np.zeros(1, np.int64), unnest("state", kept))
-        self.engine.version = asked.version
-        said: dict[str, ConfigRecordValues] = {}
+            self._store.put(_ALONE, unnest("state", kept))
+        personal, said = self._served_by(asked.version), dict[str, ConfigRecordValues]()
         with threads(self.cohort.plan.threads), torch.no_grad():
-            for split, (_, values, counts) in self.engine.client_measures(model).items():
+            for split, evaluator in self._evaluators.items():
+                if personal is None:
+                    values = evaluator.global_model(model)
+                else:
+                    values = evaluator.personal_models(personal, model, self._store)
                 said |= {f"{split}_{name}": float(value[0]) for name, value in values.items()}
-                said[f"{split}_samples"] = int(counts[0])
+                said[f"{split}_samples"] = int(evaluator.index.counts[0])
         return RecordDict({ANSWER: ConfigRecord(said), MEASURES: ArrayRecord()})
+
+    def _served_by(self, version: int) -> Personal | None:
+        """Choose how the client serves a model of that version; None: as it comes."""
+        people, algorithm = self.population, self.algorithm
+        adapts, unseen = people.has_samples(_ALONE, 0.0)[0], not people.joined(_ALONE, 0.0)[0]
+        adapted, kept = algorithm.served(bool(unseen))
+        return Personal.of(adapted if adapts else None, kept, people, version, 0.0, self.seed)
 
 
 def _answer(request: Request, payload: Named | None = None, **said: str | int | float) -> RecordDict:
@@ -143,9 +151,7 @@ def worker(folder: Path) -> Worker:
     from turnout.config import config
     from turnout.deploy.shard import read_shard
 
-    experiment, _, _ = config.build(
-        config.read(str(folder / "config.toml")), known=read_shard(folder / "shard.safetensors")
-    )
+    experiment, _, _ = config.build(config.read_run(folder), known=read_shard(folder / "shard.safetensors"))
     return Worker(experiment, Memory(folder / "memory"))
 
 

@@ -221,7 +221,7 @@ class Correspondence(Mailbox):
         if self._in_flight.get(job.client) is job:
             self._flight.queue.add([(job.ends_at, job.client, job.number)])
 
-    def _train(self, needed: Sequence[Job]) -> None:
+    def _ensure_trained(self, needed: Sequence[Job]) -> None:
         assert not needed, "a deployed job has its result when it arrives"
 
     def _delivered(self, jobs: Sequence[Job]) -> None:

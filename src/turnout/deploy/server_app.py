@@ -34,7 +34,7 @@ def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **option
     from turnout.config import config
 
     enrolment = Enrolment(folder / "clients.toml")
-    settings = config.read(str(folder / "config.toml"))
+    settings = config.read_run(folder)
     sizes = [client.samples for client in enrolment.clients]
     importance = settings.get("clients", {}).get("importance", "samples")
     known = shard.read_outline(

@@ -10,6 +10,7 @@ is the app called, so that the state it keeps in its context is that of the cloc
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,9 +134,12 @@ class AppSimulation(Simulation):
         among: Among | None = None,
     ) -> None:
         own = any(isinstance(value, np.ndarray) for value in vars(work).values())
-        if not isinstance(work, AppWork) or own or work.report or work.transform or among is not None:
+        if not isinstance(work, AppWork) or own or work.report or work.modifiers or among is not None:
             raise _not_for_apps(type(self.algorithm).__name__)
         super().invite(clients, work, model, hold=hold, again=again)
+
+    def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
+        """Say nothing: the app computes, not the engine."""
 
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server.state import known_work, work_parts
+from turnout.server.state import work_of, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
 NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
-FORMAT = 2  # of questions: works have short names
+FORMAT = 2  # of questions: works and modifiers have short names
 _MAGIC = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER = 512  # bytes
 _HEADER = re.compile(
@@ -91,10 +91,9 @@ def unpack(record: RecordDict, device: str) -> tuple[Request, Tensor | None]:
         raise UserError(
             f"deploy: the server asks in format {asks}, this client knows {FORMAT}; install the same Turnout"
         )
-    kind = known_work("deploy", text["kind"])
     tensors = {name: torch.from_numpy(array.numpy()).to(device) for name, array in arrays.items()}
-    values = text["values"] | {name.removeprefix("work/"): t for name, t in tensors.items() if name != "model"}
-    work = object.__new__(kind).bind(values)
+    own = {name.removeprefix("work/"): tensor for name, tensor in tensors.items() if name != "model"}
+    work = work_of("deploy", text["kind"], text["values"], own)
     return Request(**asked, work=work, options=text["options"]), tensors.get("model")
 
 

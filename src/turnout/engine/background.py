@@ -23,7 +23,7 @@ Compute = Callable[[slice], None]
 
 @dataclass(eq=False)
 class Part:
-    """Some rows that are being computed."""
+    """Some rows that a thread computes."""
 
     rows: slice
     compute: Compute | None  # until it has: it holds what they are made of
@@ -40,7 +40,7 @@ class Part:
         return self.begun.done() and not self.begun.cancelled() and self.begun.exception() is None
 
     def wait(self) -> None:
-        """Until they are there; what went wrong is raised here. Who wants what was called off computes it."""
+        """Wait until the rows are there, and raise what went wrong; compute rows that were called off."""
         if not self.begun.cancelled():
             self.begun.result()
         elif self.compute is not None:
@@ -55,7 +55,7 @@ class Background:
         self._under_way: list[Future[None]] = []
 
     def spread(self, compute: Compute, slices: Sequence[slice], width: int) -> Late:
-        """Have so many threads compute these rows, after all that is under way."""
+        """Have `width` threads compute these rows, after all that is under way."""
         pool = self._open(width)
         parts = [Part(rows, compute) for rows in slices]
         for part in parts:
@@ -86,27 +86,27 @@ class Background:
         return self._pool
 
     def finish(self) -> None:
-        """Wait until nothing is under way; what went wrong is raised here, too."""
+        """Wait until nothing is under way, and raise what went wrong."""
         for one in self._under_way:
             with suppress(CancelledError):
                 one.result()
         self._under_way = []
 
     def call_off(self) -> None:
-        """Let go of what nobody has begun."""
+        """Drop what no thread has begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._pool, self._under_way = None, []
 
 
 class Late:
-    """Rows of which some are still being computed; nobody does for nobody."""
+    """Rows of which some are still being computed; rows that nobody refers to any more are not computed."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
     def wait(self, rows: Sequence[int] | None = None) -> None:
-        """Until these are there, or all. What went wrong in computing them is raised here."""
+        """Wait for these rows, or for all, and raise what went wrong in computing them."""
         wanted = self._parts if rows is None else self._of(rows)
         for part in wanted:
             part.wait()
@@ -114,7 +114,7 @@ class Late:
         self._parts = [part for part in self._parts if part not in done and not part.there]
 
     def _of(self, rows: Sequence[int]) -> list[Part]:
-        """The parts of these rows that are not there yet."""
+        """Find the parts of these rows that are not there yet."""
         if not self._parts:
             return []
         ends = [part.rows.stop for part in self._parts]

@@ -27,21 +27,21 @@ class BatchPlan:
     sizes: Tensor  # [C, S] real samples in the batch, the rest of B is padding
 
     def weights(self, dtype: torch.dtype) -> Tensor:
-        """`[C, S, B]`: one over the batch's size for a sample, 0 for padding."""
+        """Weigh samples, `[C, S, B]`: one over the batch's size, 0 for padding."""
         real = torch.arange(self.positions.shape[2], device=self.positions.device) < self.sizes[..., None]
         return real.to(dtype) / self.sizes[..., None]
 
     def rows(self, index: Tensor) -> Tensor:
-        """`[C, S, B]` rows of the pool, from each client's padded index `[C, n]`."""
+        """Look up rows of the pool `[C, S, B]` in each client's padded index `[C, n]`."""
         return index.gather(1, self.positions.flatten(1)).view(self.positions.shape)
 
     def stored(self, number: int) -> int:
-        """Where step `number` is."""
+        """Find where step `number` is stored."""
         return number if self.positions.shape[1] > 1 else 0
 
 
 class Extent(NamedTuple):
-    """How much room the mini-batches of a cohort take: the most samples of a client, steps and passes."""
+    """The room that mini-batches of a cohort take: the most samples of a client, steps and passes."""
 
     samples: int
     steps: int
@@ -53,14 +53,14 @@ class Extent(NamedTuple):
         return cls(max(1, int(samples.max())), int(steps.max()), int(passes.max()))
 
     def batch(self, work: LocalSGD) -> int:
-        """Samples of a mini-batch, padding included."""
+        """Count the samples of a mini-batch, padding included."""
         return self.samples if work.batching == "full" else min(work.batch_size, self.samples)
 
 
 def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor, extent: Extent) -> BatchPlan:
-    """`keys` [C] one a job, `counts` [C] the samples of each client, `steps` [C] it will do; nothing is asked back from
-    the device. Number `r` of a job's shuffles has the key `mix(key + r)`: it depends on nobody else.
-    """
+    """Draw the mini-batches of C jobs from their keys `[C]`, the samples of each client `counts` `[C]` and its number
+    of `steps` `[C]`. Nothing is asked back from the device. Shuffle r of a job has the key `mix(key + r)`, whoever is
+    trained beside it."""
     width, longest, passes = extent
     if work.batching == "full":
         positions = torch.arange(width, device=keys.device).expand(len(keys), 1, width)
@@ -85,8 +85,8 @@ def plan(work: LocalSGD, keys: Tensor, counts: Tensor, steps: Tensor, extent: Ex
 
 
 def packed(keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], width: int) -> Tensor:
-    """`[C, 3 + width]`: each job's key, number of samples and of steps, and its rows of the pool; one thing to send to
-    a device."""
+    """Pack jobs as `[C, 3 + width]`, one thing to send to a device: key, number of samples, number of steps, rows of
+    the pool."""
     out = np.empty((len(keys), 3 + width), np.int64)
     out[:, 0], out[:, 1], out[:, 2] = keys, samples.counts, steps
     out[:, 3:] = samples.padded(width)
@@ -94,8 +94,8 @@ def packed(keys: NDArray[np.int64], samples: Ragged, steps: NDArray[np.int64], w
 
 
 def unpacked(jobs: Tensor, index: Tensor, width: int) -> Tensor:
-    """The same `[C, 3 + width]` of keys, numbers of samples and of steps and beginnings `[4, C]` in an index that is
-    on the device."""
+    """Pack jobs likewise, `[C, 3 + width]`, from keys, numbers of samples, numbers of steps and beginnings `[4, C]` in
+    an index that is on the device."""
     counts, begin = jobs[1][:, None], jobs[3][:, None]
     column = torch.arange(width, device=jobs.device)
     places = (begin + torch.where(column < counts, column, 0)).clamp(max=len(index) - 1)
@@ -112,7 +112,7 @@ class Drawn(NamedTuple):
 
 
 def draw(work: LocalSGD, jobs: Tensor, extent: Extent, keyed: bool = True) -> Drawn:
-    """Of `packed` jobs on the device; `keyed` says whether anything is drawn in a step itself."""
+    """Draw what `packed` jobs on the device see; `keyed` says whether steps draw themselves."""
     keys, counts, steps, index = jobs[:, 0], jobs[:, 1], jobs[:, 2], jobs[:, 3:]
     step_keys = keys[:, None].expand(-1, extent.steps)
     if keyed:

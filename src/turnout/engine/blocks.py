@@ -23,7 +23,7 @@ _AHEAD = 8  # answers on their way at once
 
 
 class Block(Mapping[str, Tensor]):
-    """Vectors by name, `[k, ...]`, a row a job; rows may come late, and are waited for when they are asked for."""
+    """Vectors by name, `[k, ...]`, a row a job. Rows may be late: whoever asks for them waits."""
 
     def __init__(self, vectors: Named, late: Late | None = None) -> None:
         self._vectors, self._late = vectors, late
@@ -32,7 +32,7 @@ class Block(Mapping[str, Tensor]):
         return self._with(name)
 
     def _with(self, name: str, rows: Sequence[int] | None = None) -> Tensor:
-        """All rows of a vector, of which these are there, or all."""
+        """Give all rows of a vector once these rows are there, or all."""
         if self._late is not None:
             self._late.wait(rows)
         return self._vectors[name]
@@ -51,17 +51,17 @@ class Block(Mapping[str, Tensor]):
         return max((len(values) for values in self._vectors.values()), default=0)
 
     def ask(self, method: str, *arguments: object) -> Answer:
-        """What a method of this class will say; on another machine it is under way at once."""
+        """Ask for what a method of this class returns; another machine begins at once."""
         return partial(getattr(self, method), *arguments)
 
     def some(self, name: str, rows: Sequence[int]) -> Tensor:
-        """`[len(rows), ...]` these rows, without a copy if they are all."""
+        """Give rows `[len(rows), ...]`, without a copy if they are all."""
         values = self._with(name, rows)
         everybody = range(len(values))
         return values if rows == everybody or list(rows) == list(everybody) else values[list(rows)]
 
     def weighted_sum(self, name: str, rows: Sequence[int], weights: NDArray[np.float64]) -> Tensor:
-        """`sum_i weights[i] * row_i` over these rows."""
+        """Compute `sum_i weights[i] * row_i` over these rows."""
         if len(rows) == 1:
             row = _real(self._with(name, rows)[rows[0]])
             return torch.mul(row, float(weights[0]), out=room_like(row))
@@ -74,12 +74,12 @@ class Block(Mapping[str, Tensor]):
         return torch.mm(row, matrix).view(values.shape[1:])
 
     def norms(self, name: str, rows: Sequence[int]) -> Tensor:
-        """`[len(rows)]` Euclidean norms."""
+        """Compute Euclidean norms `[len(rows)]`."""
         norms: Tensor = self.some(name, rows).flatten(1).norm(dim=1)
         return norms
 
     def finite(self, name: str, rows: Sequence[int]) -> Tensor:
-        """`[len(rows)]` whether all numbers of a row are."""
+        """Say of each row whether all its numbers are finite, `[len(rows)]`."""
         return torch.isfinite(self.some(name, rows)).flatten(1).all(dim=1)
 
     def put(self, name: str, rows: Sequence[int], values: Tensor) -> Block:
@@ -89,7 +89,7 @@ class Block(Mapping[str, Tensor]):
         return self
 
     def take(self, rows: Sequence[int]) -> Block:
-        """A block of these rows alone."""
+        """Make a block of these rows alone."""
         return Block({name: self._with(name, rows)[list(rows)] for name in self._vectors})
 
 
@@ -97,18 +97,18 @@ NOTHING = Block({})
 
 
 def _real(values: Tensor) -> Tensor:
-    """Numbers that can be weighed."""
+    """Convert numbers to a type that can be weighed."""
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
 @lru_cache(maxsize=8)
 def _sent(weights: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[1, k]` on a device, without waiting for what it has to do before. Rounds of equal clients have the same."""
+    """Send weights `[1, k]` to a device without waiting for its work; rounds of equal clients send the same once."""
     return torch.tensor(np.frombuffer(weights)[None], dtype=dtype).pin_memory().to(device, non_blocking=True)
 
 
 def in_order(answers: Iterable[Answer]) -> Iterator[Tensor]:
-    """What blocks have been asked, in that order; a few are asked ahead, never all."""
+    """Yield answers in the order in which blocks were asked, with a few asked ahead."""
     asked: deque[Answer] = deque()
     for answer in answers:
         asked.append(answer)

@@ -18,7 +18,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None  # it comes with tor
 
 
 class Convolution:
-    """One form. `forward` gives the output and what `step` will ask for."""
+    """One form of the same sums. `forward` gives the output and what `step` needs of it."""
 
     def __init__(self, stride: Pair, padding: Pair) -> None:
         self.stride, self.padding = stride, padding
@@ -27,7 +27,7 @@ class Convolution:
         raise NotImplementedError
 
     def step(self, saved: Any, weight: Tensor, dy: Tensor, wanted: bool) -> Tensor:
-        """Subtract from the kernels their gradient by `dy`; returns the gradient of the images if it is `wanted`."""
+        """Subtract from the kernels their gradient by `dy`; return the gradient of the images if it is `wanted`."""
         raise NotImplementedError
 
 
@@ -58,16 +58,16 @@ class Patches(Convolution):
 
     @staticmethod
     def _kernels(weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """`[C, kh * kw * in, out]`"""
+        """Lay kernels out as `[C, kh * kw * in, out]`."""
         return weight.permute(0, 3, 4, 2, 1).reshape(len(weight), -1, weight.shape[1]).to(dtype)
 
     def gather(self, x: Tensor, kh: int, kw: int) -> Tensor:
-        """`[C, B, oh, ow, kh * kw * in]` the window of every output pixel."""
+        """Gather the window of every output pixel, `[C, B, oh, ow, kh * kw * in]`."""
         windows = x.unfold(2, kh, self.stride[0]).unfold(3, kw, self.stride[1])
         return windows.permute(0, 1, 2, 3, 5, 6, 4).flatten(4)
 
     def scatter(self, windows: Tensor, shape: torch.Size, kh: int, kw: int) -> Tensor:
-        """The sum of all windows where they lie in images of that shape."""
+        """Add all windows up where they lie in images of that shape."""
         x, (down, right) = windows.new_zeros(shape), self.stride
         height, width = windows.shape[2:4]
         parts = windows.view(*windows.shape[:4], kh, kw, -1)
@@ -122,7 +122,7 @@ class Grouped(Convolution):
     memory_format = torch.contiguous_format
 
     def _images(self, x: Tensor) -> Tensor:
-        """`[B, C * channels, height, width]`"""
+        """Lay images out as `[B, C * channels, height, width]`."""
         return x.permute(1, 0, 4, 2, 3).flatten(1, 2).contiguous(memory_format=self.memory_format)
 
     @staticmethod

@@ -23,12 +23,15 @@ class Results(NamedTuple):
 
 
 class Engine:
-    """This machine. All jobs of a call are one block, or each its own, where threads of their own train some ahead."""
+    """Carries out jobs on this machine. All jobs of a call are one block, or each its own, where threads train some
+    ahead."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
 
     def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+        """Train these jobs, which received models of these versions, and transform their updates. This is where a
+        simulation trains: its server calls it when an update is first looked at."""
         everybody, results = range(len(jobs.keys)), []
         step = self.cohort.block(jobs) if jobs.ahead else len(everybody)
         for start in range(0, len(everybody), step):
@@ -47,7 +50,7 @@ class Engine:
 
     @property
     def server_threads(self) -> int:
-        """How many threads the server's own kernels have: one, where all others are busy with clients. They would only
+        """Count the threads of the server's own kernels: one, where all others are busy with clients and would only
         wait for each other."""
         return 1 if self.cohort.works_ahead else self.cohort.plan.threads
 

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from turnout.clients.population import Population
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.statistics import OVER_CLIENTS
+from turnout.engine.passes import prepare
 from turnout.engine.plan import MIB
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort, Jobs
@@ -31,7 +33,7 @@ FloatArray = NDArray[np.float64]
 
 @torch.no_grad()
 def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
-    """Every measure of every sample, `[n]` by name, but for those that look at other samples."""
+    """Measure every sample, `[n]` by name, but for measures that look at other samples."""
     separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
     if not separate or not len(inputs):
         return {name: np.zeros(0) for name in separate}
@@ -50,7 +52,7 @@ def check_separate(task: Task) -> None:
 
 @torch.no_grad()
 def set_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The measures that look at other samples, of all these at once."""
+    """Take the measures that look at other samples, of all these at once."""
     return _means(task, task.outputs(model, inputs), targets, task.coupled) if task.coupled else {}
 
 
@@ -60,7 +62,7 @@ def _means(task: Task, outputs: Tensor, targets: Tensor, names: Collection[str])
 
 
 def client_means(values: FloatArray, index: Ragged) -> FloatArray:
-    """Mean of `values[row]` for each row of the index; NaN for an empty row."""
+    """Average `values[row]` over each row of the index; NaN for an empty row."""
     means = np.full(len(index), np.nan)
     full = np.flatnonzero(index.counts)
     if len(full):
@@ -77,6 +79,22 @@ class Personal:
     samples: Callable[[NDArray[np.int64]], Ragged] | None = None
     seed: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        adapted: LocalSGD | None,
+        kept: LocalSGD | None,
+        population: Population,
+        version: int,
+        now: float,
+        seed: int,
+    ) -> Personal | None:
+        """Choose how clients serve that adapt by one work before, or else predict by another from what they keep; None:
+        they serve the global model. `now` is in seconds: they adapt on the samples they have then."""
+        if adapted is None:
+            return None if kept is None else cls(kept)
+        return cls(adapted.at(version), lambda ids: population.samples(ids, np.full(len(ids), now)), seed)
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -87,11 +105,11 @@ class Evaluator:
     index: Ragged  # one row for each of `clients`
 
     def some(self, which: NDArray[np.bool_]) -> Evaluator:
-        """For some of the clients."""
+        """Keep some of the clients."""
         return Evaluator(self.cohort, self.clients[which], self.index.rows(np.flatnonzero(which)))
 
     def global_model(self, model: Tensor) -> dict[str, FloatArray]:
-        """`[len(clients)]` by measure, everybody served by `model`."""
+        """Measure every client as served by `model`: `[len(clients)]` by measure."""
         rows, local = self._used
         inputs, targets = self.cohort.inputs, self.cohort.targets
         if rows is not None:
@@ -110,7 +128,8 @@ class Evaluator:
     def _by_client(
         self, names: Collection[str], measured: Callable[[int, Tensor], dict[str, float]]
     ) -> dict[str, FloatArray]:
-        """`[len(clients)]` by measure, of each client with samples and its rows of the pool; NaN for the others."""
+        """Measure each client with samples by itself, given its rows of the pool: `[len(clients)]` by measure, NaN for
+        the others."""
         values = {name: np.full(len(self.clients), np.nan) for name in names}
         for i in np.flatnonzero(self.index.counts).tolist() if names else ():
             rows = torch.as_tensor(self.index.row(i), device=self.cohort.plan.device).long()
@@ -120,7 +139,7 @@ class Evaluator:
 
     @cached_property
     def _used(self) -> tuple[Tensor | None, Ragged]:
-        """The rows of the pool these clients hold (None: all of them), and the index into those."""
+        """Find the rows of the pool that these clients hold (None: all of them), and index into those."""
         used = np.unique(self.index.values)
         if len(used) == len(self.cohort.inputs):
             return None, self.index
@@ -129,7 +148,7 @@ class Evaluator:
 
     @torch.no_grad()
     def personal_models(self, personal: Personal, model: Tensor, store: ClientStore) -> dict[str, FloatArray]:
-        """The same when each client serves its own predictor."""
+        """Measure every client as served by its own predictor: `[len(clients)]` by measure."""
         work, cohort = personal.work, self.cohort
         if cohort.task.alone or cohort.task.coupled:
             return self._by_client(("loss", *cohort.task.metrics), partial(self._served, personal, model, store))
@@ -160,7 +179,7 @@ class Evaluator:
     def _served(
         self, personal: Personal, model: Tensor, store: ClientStore, client: int, rows: Tensor
     ) -> dict[str, float]:
-        """Every measure of one client's samples, all at once."""
+        """Take every measure of one client's samples, all at once."""
         cohort, task = self.cohort, self.cohort.task
         prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
         state = {name: values[0] for name, values in prepared.items()}
@@ -168,35 +187,47 @@ class Evaluator:
         return _means(task, outputs, cohort.targets[rows], ("loss", *task.metrics))
 
     def _prepared_bytes(self, personal: Personal) -> int:
-        """What a client's preparation takes, at most."""
+        """Bound the bytes that a client's preparation takes."""
         if personal.samples is None:
             return 0
         longest = int(personal.samples(self.clients).counts.max(initial=0))
         return personal.work.prepared_numbers(self.cohort.task, longest) * self.cohort.plan.dtype.itemsize
 
     def _prepared(self, personal: Personal, model: Tensor, store: ClientStore, clients: NDArray[np.int64]) -> Named:
-        """`[len(clients), ...]` what each client predicts from."""
+        """Make what each client predicts from, `[len(clients), ...]`."""
         work, cohort, samples = personal.work, self.cohort, personal.samples
-        state = store.get(work.state_shapes(cohort.task), clients)
+        state = store.get(work.trained_shapes(cohort.task), clients)
         if samples is None:
             return state
         own = samples(clients)
         key = random.key(personal.seed, "adaptation", clients)
         jobs = Jobs(work, key, model[None], np.zeros(len(clients), np.int64), own, {}, state)
-        return cohort.prepare(jobs, state | cohort.train(jobs).state)
+        return prepare(cohort, jobs, state | cohort.train(jobs).state)
 
     @property
     def chunk(self) -> int:
-        """Samples scored in one go."""
+        """Count the samples that are scored in one go."""
         each = self.cohort.sample_bytes + self.cohort.activations
         return max(1, min(self.cohort.plan.memory_mib, 256) * MIB // max(1, each))
+
+
+def evaluators(cohort: Cohort, population: Population, clients: NDArray[np.int64], train: bool) -> dict[str, Evaluator]:
+    """Prepare the evaluation of some clients, by split: on their training samples if `train` or if there is nothing
+    else, on samples for validation and on test samples."""
+    splits = {"train": population.train} if train or population.test is None else {}
+    if population.validation is not None:
+        splits["validation"] = population.validation
+    if population.test is not None:
+        splits["test"] = population.test
+    return {name: Evaluator(cohort, clients, index.rows(clients)) for name, index in splits.items()}
 
 
 def distribution(
     prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
 ) -> dict[str, float]:
-    """The weighted mean, and over clients the mean, the standard deviation and the worst 10th percentile: of T clients
-    the (T / 10)-th worst, at least the worst. Clients without samples in the split do not count."""
+    """Summarise measures of clients: the weighted mean, and over clients the mean, the standard deviation and the worst
+    10th percentile (of T clients the (T / 10)-th worst, at least the worst). Clients without samples in the split do
+    not count."""
     known = (counts > 0) & (importance > 0)
     if not known.any():
         return {}

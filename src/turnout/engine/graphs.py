@@ -22,7 +22,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.ragged import Picked, Ragged
 from turnout.engine.batches import Extent, draw, unpacked
-from turnout.engine.chain import Aim
+from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
 from turnout.engine.plain_sgd import Assignment, Course, PlainSGD, State, Vectors, take
 from turnout.engine.plan import Plan
@@ -35,13 +35,13 @@ LONGEST = 16  # steps of a piece
 
 
 def rounded(count: int) -> int:
-    """Up to a number with five significant bits: at most a sixteenth more, and few different ones."""
+    """Round up to a number with five significant bits: at most a sixteenth more, and few different ones."""
     step = 1 << max(0, count.bit_length() - 5)
     return -(-count // step) * step
 
 
 def pieces(steps: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """(first step, steps, clients) of each piece, for numbers of steps in descending order: a piece goes on as long as
+    """Yield (first step, steps, clients) of each piece, for numbers of steps in descending order: a piece goes on while
     at least three quarters of its clients do."""
     first = 0
     while first < steps[0]:
@@ -53,8 +53,8 @@ def pieces(steps: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """No garbage collection: graphs and pinned memory of earlier runs may be among it, and to free them while a stream
-    is being captured ends the process."""
+    """Put garbage collection off: graphs and pinned memory of earlier runs may be among the garbage, and to free them
+    while a stream is being captured ends the process."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -65,7 +65,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 class Told(NamedTuple):
-    """What the device has to know of a cohort, where it finds it without asking: pinned memory that graphs read."""
+    """What the device has to know of a cohort, in pinned memory that graphs read without asking."""
 
     head: NDArray[np.int64]  # [3] the message's number, and where models received and results are, if it has to be said
     jobs: NDArray[np.int64]  # [4, C] of each its key, samples, steps, and where it begins in the index
@@ -83,8 +83,8 @@ class Call(NamedTuple):
 
 
 class GraphedSGD(PlainSGD):
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        super().__init__(task, inputs, targets, plan)
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+        super().__init__(task, inputs, targets, plan, chain)
         self._space: dict[str, Tensor] = {}  # flat
         self._captured: OrderedDict[tuple[Any, ...], tuple[Callable[[], Any], Any]] = OrderedDict()
         self._known: dict[tuple[Any, ...], Call] = {}
@@ -150,7 +150,7 @@ class GraphedSGD(PlainSGD):
         lr: float | NDArray[np.float64],
         body: Callable[[], None] | None = None,
     ) -> Tensor:
-        """What the clients' parameters move by; `body` is needed the first time."""
+        """Replay a training and give what the clients' parameters move by; `body` is needed the first time."""
         start = (
             begins.to(self.inputs.device, self.plan.dtype).contiguous()
             if call.start is None
@@ -164,7 +164,7 @@ class GraphedSGD(PlainSGD):
         return moved if call.moved is None else moved.clone()
 
     def _in_one_kernel(self, batch: int) -> bool:
-        """Whether all steps are: of a single layer that is small enough, with tf32."""
+        """Say whether one kernel takes all steps: those of a single layer that is small enough, with tf32."""
         labelled = self.targets.ndim == 1 and type(self.task) is Task
         labelled &= self.inputs.is_contiguous() and self.targets.is_contiguous()
         if self.chain is None or not self.chain.logistic or not labelled or not self.inputs.is_cuda or not HAS_TRITON:
@@ -180,14 +180,14 @@ class GraphedSGD(PlainSGD):
         logistic.train(head, shared, self.inputs, self.targets, course, rates, self.chain.outputs, self.task.size)
 
     def _message(self, clients: int) -> tuple[Tensor, Told]:
-        """Room for what is said of so many."""
+        """Find room for what is told of so many clients."""
         self._await_reading()
         message = self.new("message", torch.Size([3 + 5 * clients]), torch.int64, "cpu")
         flat = message.numpy()
         return message, Told(flat[:3], flat[3:].reshape(5, -1)[:4], flat[3 + 4 * clients :].view(np.float64))
 
     def _await_reading(self) -> None:
-        """Until the device has read what it was told before; as a rule it has."""
+        """Wait until the device has read the message before; as a rule that was long ago."""
         if self._last_heard[0] != self._messages and self.inputs.is_cuda:
             torch.cuda.current_stream(self.plan.device).synchronize()
 
@@ -207,8 +207,8 @@ class GraphedSGD(PlainSGD):
         told.rates[:] = lr
 
     def _resident(self, samples: Ragged) -> tuple[Tensor, NDArray[np.int64]]:
-        """The pool of rows of these samples on the device, and where each begins: the whole population's once and for
-        all, unless that is too large."""
+        """Place the rows of these samples on the device, and say where each job's begin: the whole population's once
+        and for all, unless that is too large."""
         pool, begin = samples.pool, samples.begin
         if not isinstance(samples, Picked) or pool.nbytes > LARGEST_INDEX:
             own = torch.as_tensor(np.asarray(samples.values, np.int64))
@@ -239,7 +239,7 @@ class GraphedSGD(PlainSGD):
         return moved
 
     def new(self, name: str, shape: torch.Size, dtype: torch.dtype | None = None, device: str | None = None) -> Tensor:
-        """A place in the common space; it is the same every time it is asked for."""
+        """Find a place in the common space; the same name has the same place every time."""
         dtype, wanted, device = dtype or self.plan.dtype, shape.numel(), device or self.plan.device
         flat = self._space.get(name)
         if flat is None or len(flat) < wanted or flat.dtype != dtype:
@@ -254,7 +254,7 @@ class GraphedSGD(PlainSGD):
         return self.new(f"steady.{name}", tensor.shape, self.precision).copy_(tensor)
 
     def _kept(self, name: str, course: Course, rates: Tensor) -> tuple[Course, Tensor]:
-        """A copy in the common space."""
+        """Copy a course into the common space."""
         parts = {"rows": course.rows, "weights": course.weights, "keys": course.keys, "rates": rates}
         rows, weights, keys, rates = (
             self.new(f"{name}.{field}", part.shape, part.dtype).copy_(part) for field, part in parts.items()
@@ -285,7 +285,7 @@ class GraphedSGD(PlainSGD):
             self.step(state, lr, Batch(inputs, targets, weights, rows, key, number))
 
     def _seen(self, course: Course, lr: Tensor) -> tuple[Tensor, Aim] | None:
-        """The samples of all steps `[S, C, B, ...]`, and what they are compared with, where there is room for it."""
+        """Gather the samples of all steps `[S, C, B, ...]`, and what they are compared with, where there is room."""
         if self.chain is None or type(self.task) is not Task or not self.at_once(course.rows):
             return None
         targets = take(self.targets, course.rows)
@@ -293,8 +293,8 @@ class GraphedSGD(PlainSGD):
         return inputs, self.chain.aim(targets, course.weights, lr)
 
     def _seize(self, shape: tuple[Any, ...], body: Callable[[], Any]) -> bool:
-        """Capture what looks and leaves things only where it will find them again, unless that was done before. It is
-        run once, for libraries to set themselves up: it has read its message then, and has to be told again."""
+        """Capture a body that looks for and leaves things only in places that stay, unless that was done before. It
+        runs once first, for libraries to set themselves up: then its message has been read and has to be told again."""
         if shape in self._captured:
             return False
         body()
@@ -307,7 +307,7 @@ class GraphedSGD(PlainSGD):
         return True
 
     def _capture(self, body: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
-        """What does it again, and where its results lie."""
+        """Capture a body as a graph: what replays it, and where its results lie."""
         graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         try:
             with _nothing_collected(), torch.cuda.graph(graph, pool=self._pool):

@@ -67,8 +67,8 @@ def train(
     classes: int,
     parameters: int,
 ) -> None:
-    """`head` says where the models received are, `[C, P]` or one that all have, and where to leave `[C, P]` what the
-    parameters have moved by: one graph serves any."""
+    """Take all steps of C clients. `head` says where the models received are, `[C, P]` or one that all have, and where
+    to leave `[C, P]` what the parameters have moved by: one graph serves any."""
     width, (clients, stored, size) = inputs[0].numel(), course.rows.shape
     wide, padded, batch = (max(16, triton.next_power_of_2(number)) for number in (width, classes, size))
     _train[(clients,)](
@@ -87,5 +87,5 @@ def train(
 
 
 def fits(width: int, classes: int, batch: int) -> bool:
-    """Whether a client's weights and a mini-batch have room on a processor."""
+    """Say whether a client's weights and a mini-batch have room on a processor."""
     return width <= 1024 and classes <= 16 and batch <= 16

@@ -26,7 +26,8 @@ from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
 from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, draw, packed
-from turnout.engine.chain import Chain, Factored
+from turnout.engine.chain import Chain
+from turnout.engine.layers import Factored
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
@@ -41,7 +42,9 @@ CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are con
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
     """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
-    `plain_for` such a task, and has every part from a class that says so."""
+    `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
+    if work.active:
+        return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     kind: Any = type(work)
     ordinary = work.plain_for is type(task) and _has_plain_parts(kind)
@@ -70,7 +73,7 @@ class Course(NamedTuple):
         return Course(self.rows[clients], self.weights[clients], self.keys[clients], self.steps[clients])
 
     def padded(self, clients: int) -> Course:
-        """With so many clients, of whom the new ones count nothing."""
+        """Add clients up to so many; the new ones count nothing."""
         more = clients - len(self.steps)
         if not more:
             return self
@@ -78,7 +81,7 @@ class Course(NamedTuple):
         return Course(rows, weights, F.pad(self.keys, (0, 0, 0, more)), np.pad(self.steps, (0, more)))
 
     def piece(self, first: int, count: int, clients: int) -> Course:
-        """`count` steps of the first so many clients, each stored; those who are done count nothing."""
+        """Take `count` steps of the first so many clients, each stored; clients that are done count nothing."""
         steps = torch.arange(first, first + count, device=self.rows.device)
         rows, weights = (
             part[:clients, first : first + count]
@@ -93,7 +96,7 @@ class Course(NamedTuple):
         return Course(rows, weights, self.keys[:clients, first : first + count], own)
 
     def active(self, number: int) -> int:
-        """How many clients, the first ones, have more than `number` steps."""
+        """Count the clients, the first ones, that have more than `number` steps."""
         return int(np.searchsorted(-self.steps, -number))
 
 
@@ -105,7 +108,7 @@ class State:
     factored: dict[str, Factored]
 
     def some(self, clients: slice) -> State:
-        """Of some clients: views."""
+        """Take views of some clients."""
         return State(
             {name: layer[clients] for name, layer in self.layers.items()},
             {name: layer.some(clients) for name, layer in self.factored.items()},
@@ -130,15 +133,14 @@ class Assignment(NamedTuple):
 class PlainSGD:
     """Carries plain local SGD out for a task, on pools of samples."""
 
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        self.task, self.inputs, self.targets, self.plan = task, inputs, targets, plan
-        self.chain = None if plan.kernels == "general" else Chain.of(task, plan.convolution)
+    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+        self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
         self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
         self.background = Background()
 
     def train(self, assigned: Assignment) -> Tensor:
-        """`[C, P]` what every client's parameters have moved by."""
+        """Train C clients to their end: `[C, P]` what their parameters have moved by."""
         if self.by_blocks:
             moved = assigned.models[0].new_empty(len(assigned.received), len(assigned.models[0]))
             with threads(1):
@@ -148,29 +150,29 @@ class PlainSGD:
         return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
 
     def begin_training(self, assigned: Assignment, moved: Vectors) -> Late:
-        """The same by blocks of clients, into `moved`; says when its rows are there. The caller keeps to one thread
-        until then."""
+        """Begin to train blocks of clients into `moved`, `[C, P]`; the result says when rows are there. The caller
+        keeps to one thread until then."""
         workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
         parts = blocks(len(moved), assigned.ahead)
         course, lr = self._drawing(assigned), self.rate(assigned.lr)
         return self._by_blocks(assigned.models, assigned.received, lr, course, moved, parts, workers)
 
     def _drawing(self, assigned: Assignment) -> Callable[[slice], Course]:
-        """What some of the jobs see of their samples."""
+        """Prepare to draw the mini-batches of some of the jobs."""
         work, keys, samples, steps = assigned.work, assigned.keys, assigned.samples, assigned.steps
         extent = Extent.of(work, samples.counts, steps)
         jobs = packed(keys, samples, steps, extent.samples).to(self.plan.device)
         return lambda part: Course.of(draw(work, jobs[part], extent, self.keyed), steps[part], self.plan.dtype)
 
     def rate(self, lr: float | NDArray[np.float64]) -> float | Tensor:
-        """A learning rate for all, or that of each, where the steps are taken."""
+        """Place a learning rate for all, or that of each `[C]`, where the steps are taken."""
         if not isinstance(lr, np.ndarray):
             return float(lr)
         return torch.as_tensor(lr, device=self.plan.device, dtype=self.plan.dtype)
 
     def run(self, models: Vectors, received: NDArray[np.int64], lr: float | Tensor, course: Course) -> Tensor:
-        """`[C, P]` what every client's parameters have moved by. Client i starts from `models[received[i]]`; `lr` is a
-        number or `[C]`."""
+        """Take the steps of a course: `[C, P]` what every client's parameters have moved by. Client i starts from
+        `models[received[i]]`; `lr` is a number or `[C]`."""
         moved = models[0].new_empty(len(received), len(models[0]))
         if self.by_blocks:
             parts = blocks(len(received))
@@ -182,8 +184,7 @@ class PlainSGD:
 
     @cached_property
     def by_blocks(self) -> bool:
-        """Whether blocks of clients are trained by threads of their own, one-thread kernels each: that pays with
-        convolutions."""
+        """Say whether blocks of clients are trained by threads of one-thread kernels: that pays with convolutions."""
         return self.plan.device == "cpu" and self.chain is not None and self.chain.convolves
 
     def _by_blocks(
@@ -196,7 +197,7 @@ class PlainSGD:
         parts: Sequence[slice],
         workers: int,
     ) -> Late:
-        """`run` with the course of each block, under way, into `moved`."""
+        """Begin `run` block by block into `moved`, with the course of each."""
 
         def block(part: slice) -> None:
             own = lr[part] if isinstance(lr, Tensor) else lr
@@ -206,7 +207,7 @@ class PlainSGD:
 
     @staticmethod
     def received(models: Vectors, received: NDArray[np.int64]) -> Tensor:
-        """`[C, P]`, a copy only where it cannot be a view."""
+        """Line up the models received `[C, P]`, with a copy only where a view cannot be."""
         if len(models) == 1:
             return models[0].expand(len(received), -1)
         if not isinstance(models, Tensor):
@@ -245,11 +246,11 @@ class PlainSGD:
             self.difference(state.some(alone), received[alone], own[None])
 
     def at_once(self, rows: Tensor) -> bool:
-        """Whether there is room for all these samples."""
+        """Say whether there is room for all these samples at once."""
         return rows.numel() * self.inputs[:1].numel() * self.inputs.element_size() <= GATHER_AT_ONCE
 
     def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
-        """From `[C, P]`, a view of one model if it is `shared`, for so many samples to come, if that is known."""
+        """Begin from models `[C, P]`, views of one if `shared`, for so many samples to come, if that is known."""
         layers, factored = self.task.layers(received), dict[str, Factored]()
         wide = self.chain.worth_factoring(layers, samples) if self.chain and samples and type(self.task) is Task else []
         for prefix in wide:
@@ -268,15 +269,15 @@ class PlainSGD:
         return State(own, factored)
 
     def new(self, name: str, shape: torch.Size, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for what is called so."""
+        """Make room for what is called so."""
         return self.inputs.new_empty(shape, dtype=dtype or self.plan.dtype)
 
     def steady(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor that will not be changed, as values between layers are and where the steps can find it."""
+        """Convert a tensor that will not change to the precision between layers."""
         return tensor.to(self.precision)
 
     def step(self, state: State, lr: float | Tensor, batch: Batch) -> None:
-        """One step of the cohort, in place; `lr` is a number or `[C]`."""
+        """Take one step of the cohort, in place; `lr` is a number or `[C]`."""
         for own, weights, key in self.task.models(state.layers, batch.weights, batch.key):
             seen = batch._replace(weights=weights, key=key)
             if self.chain is not None:
@@ -290,7 +291,7 @@ class PlainSGD:
                     layer.add_(gradient, alpha=-lr)
 
     def difference(self, state: State, received: Tensor, moved: Tensor) -> None:
-        """What the layers have moved by since `received`, both `[C, P]`."""
+        """Subtract `received` from the layers into `moved`, both `[C, P]`."""
         before, out = self.task.layers(received), self.task.layers(moved)
         for name, layer in state.layers.items():
             torch.sub(layer, before[name], out=out[name])
@@ -300,7 +301,7 @@ class PlainSGD:
                 torch.sub(factored.bias, before[f"{prefix}bias"], out=out[f"{prefix}bias"])
 
     def run_client(self, task: Task, received: Tensor, lr: float, samples: int, batches: Iterator[Batch]) -> Tensor:
-        """`[P]` what one client's parameters have moved by; `task` is a copy that no other thread uses."""
+        """Take the steps of one client: `[P]` what its parameters have moved by. No other thread uses `task`."""
         if self.chain is not None:
             state, moved = self.begin(received[None], True, samples), torch.empty_like(received)[None]
             for batch in batches:
@@ -321,9 +322,9 @@ class PlainSGD:
 
 
 def blocks(clients: int, ahead: bool = False) -> list[slice]:
-    """A multiple of four blocks of clients, where there are as many, as equal as can be: two or four threads end at
-    about the same time. Where work goes `ahead` nobody waits for the last, and blocks are as large as they may be. It
-    does not depend on how many threads there are, and so no bit does."""
+    """Cut clients into a multiple of four blocks, where there are as many, as equal as can be: two or four threads end
+    at about the same time. Where work goes `ahead` nobody waits for the last, and blocks are as large as they may be.
+    The number of threads does not matter, and so changes no bit."""
     if ahead:
         return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
     count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
@@ -331,7 +332,7 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
 
 
 def take(pool: Tensor, rows: Tensor) -> Tensor:
-    """`[*rows.shape, ...]` those rows of the pool."""
+    """Gather rows of the pool, `[*rows.shape, ...]`."""
     return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
 
 
@@ -340,7 +341,7 @@ def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weight
 
 
 def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
-    """Every client's gradient of its own loss, layer by layer.
+    """Differentiate every client's loss by its own parameters, layer by layer.
 
     On a CPU by `vmap(grad)`, whose products have the better layout. On CUDA, where launches are what costs, by one
     ordinary backward pass through the sum of all losses: clients share no parameters, so it holds the same gradients.

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
@@ -21,8 +20,6 @@ ENGINES = ("auto", "vectorised", "sequential", "ray")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 KERNELS = ("auto", "general")
 _RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20), ("workers", 0, 2**20))
-# A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
-_SEQUENTIAL_ON_CPU = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,11 @@ class Plan(Spelt):
         return PRECISIONS[self.precision]
 
     def with_threads(self) -> Plan:
-        """The plan with a number of threads: all cores of this machine, unless one was given."""
+        """Fill in the number of threads: all cores of this machine, unless one was given."""
         return replace(self, threads=self.threads or (1 if self.engine == "ray" else os.cpu_count() or 1))
 
-    def resolve(self, task: Task) -> Plan:
-        """The plan with every `auto` decided for this model on this device."""
+    def resolve(self) -> Plan:
+        """Check that this machine has the device, and count its threads; `paths` decides the rest for a model."""
         if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"engine.device: {self.device!r} is not a device; write cpu, cuda or cuda:1")
         device = torch.device(self.device)
@@ -71,24 +68,16 @@ class Plan(Spelt):
             raise UserError(f"engine.device: {self.device!r} was asked for but this machine has no usable CUDA device")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"engine.device: {self.device!r} is beyond the {torch.cuda.device_count()} of this machine")
-        engine = self.engine
-        if engine == "auto":
-            slow = device.type == "cpu" and any(isinstance(m, _SEQUENTIAL_ON_CPU) for m in task.module.modules())
-            engine = "sequential" if slow else "vectorised"
-        return replace(self.with_threads(), engine=engine)
-
-    def on_one_machine(self, task: Task) -> Plan:
-        """How each of those computes who share the work."""
-        return replace(self, engine="auto").resolve(task) if self.engine == "ray" else self
+        return self.with_threads()
 
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
         """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
-        vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.state_shapes(task)))
+        vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
-        """How many trained results may wait for the clock to reach them."""
+        """Count the trained results that may wait for the clock to reach them."""
         numbers = sum(torch.Size(shape).numel() for shape in work.sends(task).values())
         return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
 

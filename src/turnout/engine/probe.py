@@ -35,15 +35,15 @@ class Probed:
 def probe_ratio(
     task: Task, population: Population, local: LocalSGD, *, steps: int = 10, plan: Plan | None = None, seed: int = 0
 ) -> Probed:
-    """Every historical client takes so many of its local `steps` from the initial model, and says three numbers; the
-    server takes the largest of each. B is the loss of that model, which knows nothing: log(classes) as a rule."""
+    """Estimate c2 / c1: every historical client takes so many local `steps` from the initial model and says three
+    numbers, of which the server takes the largest. B is the loss of that untrained model: log(classes) as a rule."""
     stream = population.stream
     if stream is None or not stream.fresh.any():
         raise UserError("stream: without fresh clients there is no ratio to estimate")
     historical = np.flatnonzero(~stream.fresh)
     if not len(historical):
         raise UserError("stream.fresh: a ratio is estimated on historical clients, and there is none")
-    cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve(task))
+    cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve())
     work = Probe.extend(local, steps=steps)
     rows = population.samples(historical, np.zeros(len(historical)))
     key = random.key(seed, "probe", historical)

@@ -26,7 +26,7 @@ LOCAL = ("", "local")
 
 
 def load(use: str, address: str) -> Any:
-    """The module `ray`, which reads its environment once."""
+    """Import `ray`, which reads its environment once."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address in LOCAL:
@@ -35,8 +35,8 @@ def load(use: str, address: str) -> Any:
 
 
 def connect(use: str, address: str) -> Any:
-    """The module `ray`, connected to the cluster at an address or to one of this machine alone, which ends with this
-    process. A connection that is there already is used."""
+    """Connect `ray` to the cluster at an address, or to one of this machine alone that ends with this process, unless
+    it is connected."""
     ray = load(use, address)
     if ray.is_initialized():
         return ray
@@ -60,7 +60,7 @@ def connect(use: str, address: str) -> Any:
 
 @contextmanager
 def _modules_found_by_children() -> Iterator[None]:
-    """Processes started now find whatever this one does, and what is in its working folder."""
+    """Let processes started now find the modules that this one finds, and those of its working folder."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), os.getcwd()])
     try:

@@ -37,7 +37,7 @@ SMALL = 4096  # numbers of a row that comes home at once
 
 
 class LostError(Exception):
-    """A worker has died, and what it knew is gone."""
+    """A worker that has died, with what it knew."""
 
 
 class Pool(Protocol):
@@ -46,13 +46,13 @@ class Pool(Protocol):
     workers: list[int]  # those alive
 
     def put(self, array: NDArray[Any]) -> Any:
-        """An array that many calls share, as an argument of `submit`."""
+        """Share an array among many calls, as an argument of `submit`."""
 
     def submit(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Ask a worker for a method of `Worker`: what can be waited for."""
+        """Ask a worker for a method of `Worker`; returns what can be waited for."""
 
     def first(self, asked: Iterable[Any]) -> Any:
-        """The first of these to be answered."""
+        """Wait for the first of these to be answered."""
 
     def answer(self, asked: Any) -> Any:
         """Wait for an answer; `LostError` if the worker has died."""
@@ -62,7 +62,7 @@ class Pool(Protocol):
 
 
 def cut(jobs: Jobs, blocks: int) -> list[IntArray]:
-    """The rows of each block: at most so many, of about equal cost, the costliest first. Jobs with as many steps are
+    """Cut jobs into blocks of about equal cost, the costliest first: the rows of each. Jobs with as many steps are
     together; the cost of a job is its steps."""
     counts = jobs.samples.counts
     steps = np.maximum(1, jobs.work.bind(jobs.options).num_steps(counts))
@@ -232,7 +232,7 @@ class RemoteEngine(Engine):
         return held
 
     def ask(self, held: _Held, method: str, *arguments: object) -> Answer:
-        """What a block's worker will say; if it dies, what another says once it has trained the block again."""
+        """Ask a block's worker; if it dies, ask another once that has trained the block again."""
         if held.worker is None:  # the workers were let go meanwhile
             self._run([held])
         pool, worker = self._running(), held.worker
@@ -250,7 +250,7 @@ class RemoteEngine(Engine):
         return answer
 
     def change(self, held: _Held, new: _Held, *change: Any) -> None:
-        """Make a block of another where that is; it can be the same one."""
+        """Make a block of another where that is; both can be the same one."""
         new.changes.append(change)
         new.worker = held.worker
         if self._pool is not None and new.worker is not None:
@@ -268,7 +268,7 @@ class RemoteEngine(Engine):
         return self._pool
 
     def _run(self, orders: Sequence[_Held]) -> dict[_Held, Brought]:
-        """Have blocks trained: whoever is free takes the next; those of a worker that dies meanwhile are done again."""
+        """Have blocks trained: whoever is free takes the next; blocks of a worker that dies are trained again."""
         pool = self._running()
         self._forget(pool)
         waiting, free = list(orders)[::-1], list(pool.workers)
@@ -295,7 +295,7 @@ class RemoteEngine(Engine):
 
     @staticmethod
     def _sent(pool: Pool, order: Order, models: dict[tuple[int, ...], Any]) -> tuple[Order, Any]:
-        """An order, and the models it needs, which others may need too."""
+        """Prepare an order and the models it needs, which others may need too."""
         jobs = order.jobs
         name = tuple(model.data_ptr() for model in jobs.models)
         if name not in models:
@@ -305,7 +305,7 @@ class RemoteEngine(Engine):
         return replace(order, jobs=light), models[name]
 
     def _forget(self, pool: Pool) -> None:
-        """Free what nobody refers to any more."""
+        """Free blocks that nobody refers to any more."""
         wanted = {each.number for each in self._held}
         for worker in pool.workers:
             if gone := self._known[worker] - wanted:
@@ -313,7 +313,7 @@ class RemoteEngine(Engine):
                 pool.submit(worker, "forget", gone)
 
     def _lost(self, worker: int, why: LostError) -> list[_Held]:
-        """What a worker has taken with it; the others go on."""
+        """Strike a dead worker off, and list what it held; the others go on."""
         alive = self._running().workers
         if worker in alive:
             alive.remove(worker)
@@ -323,7 +323,7 @@ class RemoteEngine(Engine):
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """Shares the memory of the array, which nobody changes."""
+    """Share the memory of an array that nobody changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not writable
         return torch.from_numpy(array)

@@ -29,11 +29,11 @@ class ClientStore:
 
     @property
     def resident(self) -> int:
-        """Bytes in memory."""
+        """Count the bytes in memory."""
         return sum(column.nbytes for name, column in self._columns.items() if name not in self._files)
 
     def get(self, shapes: dict[str, tuple[int, ...]], clients: NDArray[np.int64]) -> Named:
-        """`[len(clients), *shape]` for each name."""
+        """Read the rows of these clients, `[len(clients), *shape]` for each name."""
         rows = torch.as_tensor(self._row[clients])
         state = {}
         for name, shape in shapes.items():
@@ -57,7 +57,7 @@ class ClientStore:
             column[rows.to(column.device)] = values.to(column.device, self.dtype)
 
     def _reserve(self, name: str, shape: torch.Size) -> None:
-        """Room for all rows used: twice what there was, in a file where memory cannot hold both."""
+        """Make room for all rows used: twice what there was, in a file where memory cannot hold both."""
         column, file = self._columns.get(name), self._files.get(name)
         if column is not None and len(column) >= self._used:
             return
@@ -79,12 +79,12 @@ class ClientStore:
         return torch.from_file(str(self._files[name]), shared=True, size=numbers, dtype=self.dtype).view(shape)
 
     def save(self) -> Named:
-        """Everything stored, as tensors."""
+        """Give everything stored, as tensors."""
         rows = {f"column.{name}": column[: self._used] for name, column in self._columns.items()}
         return {"row": torch.as_tensor(self._row), **rows}
 
     def load(self, saved: Named) -> None:
-        """The inverse of `save`."""
+        """Replace everything by what `save` gave."""
         self._row = saved["row"].numpy().copy()
         self._used = int(self._row.max(initial=-1)) + 1
         for file in self._files.values():

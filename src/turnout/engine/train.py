@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,19 +20,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
-from turnout.engine import plain_sgd, trial
+from turnout.engine import passes, paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.chain import Chain
+from turnout.engine.device import computing_on
 from turnout.engine.graphs import GraphedSGD
+from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
 from turnout.engine.plan import Plan
-from turnout.local import reports
+from turnout.local import job, reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -72,7 +74,7 @@ class Size(NamedTuple):
     steps: NDArray[np.int64]  # [C]
     limit: int  # clients that there is memory for at once
     even: bool  # whether all have as many samples and do as many steps
-    plain: bool  # whether there is nothing to it but the steps of plain SGD
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,10 @@ def _rows(tree: Any, rows: slice) -> Any:
 
 
 class Cohort:
-    """The engine: a task, the clients' samples on its device, and a resolved plan."""
+    """Trains the clients of a task: holds it, their samples on its device, and a resolved plan."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
-        self.plan = plan = plan.on_one_machine(task)
+        self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
         self.inputs = self.place(inputs)
@@ -104,8 +106,9 @@ class Cohort:
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
-        if self.task.alone:
-            self.plan = plan = replace(plan, engine="sequential")
+        self.falls_back = paths.falls_back(self.task, plan)
+        engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
+        self.plan = plan = replace(plan, engine=engine)
         workers = plan.threads if plan.device == "cpu" else 1
         self._single = [self.task.to() for _ in range(workers)] if plan.engine == "sequential" else []
         for task in self._single:
@@ -113,77 +116,62 @@ class Cohort:
         if plan.device == "cpu":
             keep_freed_memory()
         with self.on_device():
-            self.plan = plan = replace(plan, convolution=trial.convolution(self.task, self.inputs, self.targets, plan))
+            self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
+        self.plan = plan = replace(plan, convolution=self.trial.form)
         self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
-        kind = PlainSGD if plan.device == "cpu" else GraphedSGD
-        self._plain = kind(self.task, self.inputs, self.targets, plan)
+        self._chain = paths.chain_or_reason(self.task, plan)
+        kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
+        self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Compute on the plan's device as it says: the current device and these settings are the process's. Attention
-        has the one form that CUDA can compute for many clients at once, and that gives the same bits twice."""
-        device = self.plan.device
-        if device == "cpu":
-            return nullcontext()
-        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-        tf32 = self.plan.precision == "tf32"
-        now: Any = None
-        with suppress(RuntimeError):  # set in a way that these cannot tell
-            now = (products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic, convolutions.benchmark)
-        if now != (tf32, tf32, True, False):
-            products.allow_tf32 = convolutions.allow_tf32 = tf32
-            convolutions.deterministic, convolutions.benchmark = True, False
-        with ExitStack() as stack:
-            if device != "cuda":
-                stack.enter_context(torch.cuda.device(device))
-            if self._may_attend:
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            return stack.pop_all()
+        """Compute on the plan's device, as precisely as the plan says."""
+        return computing_on(self.plan, self._may_attend)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """On the engine's device, in its precision."""
+        """Place a tensor on the engine's device, in its precision."""
         return tensor.to(self.plan.device, self.plan.dtype if tensor.is_floating_point() else None)
 
     @property
     def works_ahead(self) -> bool:
-        """Whether clients are trained by threads of their own, while the server goes on."""
+        """Say whether threads of their own train clients while the server goes on."""
         return self._plain.by_blocks and self.plan.engine == "sequential"
 
     def block(self, jobs: Jobs) -> int:
-        """How many jobs are best carried out together, where nobody waits for the last."""
-        plain = self.works_ahead and self._steps_are_all(jobs.work, jobs.options)
-        return CLIENTS_A_BLOCK if plain else len(jobs.keys)
+        """Count the jobs that are best carried out together, where nobody waits for the last."""
+        by_blocks = self.works_ahead and self.path(jobs.work, jobs.options).whole
+        return CLIENTS_A_BLOCK if by_blocks else len(jobs.keys)
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
-        """For what is worth them; what is still being trained comes first."""
+        """Give all threads to what follows, once training under way has finished."""
         self._plain.background.finish()
         with threads(self.plan.threads):
             yield
 
     def close(self) -> None:
-        """Call off what is still to be trained."""
+        """Call off training that no thread has begun."""
         self._plain.background.call_off()
 
     @torch.no_grad()
     def train(self, jobs: Jobs, keep_params: bool = False, may_be_late: bool = False) -> Trained:
-        """Run every job to its end. What `may_be_late`, for a caller with one thread, can still be under way then, and
-        in another order."""
+        """Train every job to its end. With `may_be_late`, for a caller with one thread, rows can still be under way
+        then, and in another order."""
         may_be_late &= self.works_ahead and torch.get_num_threads() == 1
         with self.on_device():
             return self._train(jobs, keep_params, may_be_late)
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
         size = self._size(jobs)
-        run = self._vectorised if self.plan.engine == "vectorised" else self._sequential
-        if size.plain:
+        run = self._sequential if size.path.name == THREADS else self._vectorised
+        if size.path.whole:
             run = self._steps_alone
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
-        by_blocks = size.plain and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
+        by_blocks = size.path.whole and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
         a_call = len(order) if by_blocks else size.limit  # blocks keep within the limit themselves
         if may_be_late and by_blocks and size.steps.any() and not keep_params:
             if not in_order:
@@ -202,8 +190,8 @@ class Cohort:
         return Trained(*joined)
 
     def _begin(self, jobs: Jobs, size: Size, order: NDArray[np.int64] | None) -> Trained:
-        """By blocks, under way. Rows of a block that goes ahead lie apart: they are let go one by one, and memory is in
-        pieces of one size."""
+        """Begin to train blocks of clients. Rows of a block that goes ahead lie apart, so that memory is in pieces of
+        one size and each can be let go by itself."""
         assigned, clients, model = self._assignment(jobs, size), len(size.steps), jobs.models[0]
         if jobs.ahead and clients <= CLIENTS_A_BLOCK:
             apart = [room_like(model) for _ in range(clients)]
@@ -212,7 +200,8 @@ class Cohort:
         return Trained({"delta": delta}, {}, {}, self._plain.begin_training(assigned, delta), order)
 
     def _size(self, jobs: Jobs) -> Size:
-        """What there is to do; it is remembered where it is the same for all, as in nearly every synchronous round."""
+        """Measure what there is to do; the answer is remembered where it is the same for all, as in nearly every
+        synchronous round."""
         counts, work = jobs.samples.counts, jobs.work
         fewest, widest = int(counts.min()), int(counts.max())
         even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
@@ -224,20 +213,17 @@ class Cohort:
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
         sample = self.sample_bytes + self.activations
         limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
-        size = Size(steps, limit, even, self._steps_are_all(work, jobs.options))
+        size = Size(steps, limit, even, self.path(work, jobs.options))
         self._last_size = work, name, size
         return size
 
-    def _steps_are_all(self, work: LocalSGD, options: Collection[str]) -> bool:
-        """Whether there is nothing to a job but the steps of plain SGD, which are then carried out by blocks of
-        clients; reports beside it only where those can be vectorised."""
-        vectorised = self.plan.engine == "vectorised"
-        by_blocks = vectorised or (self._plain.chain is not None and not work.report)
-        return by_blocks and type(work).finish is LocalSGD.finish and plain_sgd.applies(self.task, work, options)
+    def path(self, work: LocalSGD, options: Collection[str], plan: Plan | None = None) -> Path:
+        """Choose the path of a work of which these options differ between clients, by this plan or that of a run."""
+        return paths.select_path(self.task, work, options, plan or self.plan, self._chain)
 
     @staticmethod
     def _lr(jobs: Jobs) -> float | NDArray[np.float64]:
-        """One for all, or `[C]`."""
+        """Give the learning rate of all, or of each, `[C]`."""
         return jobs.options.get("lr", jobs.work.lr)
 
     def _assignment(self, jobs: Jobs, size: Size) -> Assignment:
@@ -272,72 +258,26 @@ class Cohort:
         return payload, {}, {"params": received + delta} if keep else {}
 
     def _local(self, jobs: Jobs, drawn: Drawn) -> tuple[int, tuple[Tensor, ...]]:
-        """What `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
+        """Collect what `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
         index, counts = drawn.indices, drawn.counts
         weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
         keys = torch.as_tensor(jobs.keys, device=index.device)
-        chunk = self._chunk(index.shape[1], jobs.work.batch_size)
+        chunk = self.chunk(index.shape[1], jobs.work.batch_size)
         return chunk, (index, weights, counts.to(self.plan.dtype), keys)
 
-    def _chunk(self, samples: int, most: int) -> int:
-        """How many of a client's samples are looked at in one go: all, where they are not each for itself."""
+    def chunk(self, samples: int, most: int) -> int:
+        """Count the samples of a client that are looked at in one go: all, where samples are coupled."""
         return samples if "loss" in self.task.coupled else min(samples, most)
 
-    @torch.no_grad()
-    def prepare(self, jobs: Jobs, state: Named) -> Named:
-        """What each client's `prepare` makes of its state `[k, ...]` and its samples; rows as the jobs."""
-        with self.on_device():
-            return self._prepare(jobs, state)
-
-    def _prepare(self, jobs: Jobs, state: Named) -> Named:
-        counts, device, work = jobs.samples.counts, self.plan.device, jobs.work
-        index = torch.as_tensor(jobs.samples.padded(int(counts.max())), device=device).long()
-        weights = (torch.arange(index.shape[1], device=device) < torch.as_tensor(counts, device=device)[:, None]).to(
-            self.plan.dtype
-        )
-        local = (index, weights, weights.sum(1), torch.as_tensor(jobs.keys, device=device))
-        chunk = self._chunk(index.shape[1], work.batch_size)
-
-        def one(received: Tensor, state: Named, local: Any) -> Named:
-            return work.prepare(self.task, received, state, self._client(chunk, local))
-
-        prepared: Named
-        if self.task.alone:
-            all_of = self._plain.received(jobs.models, jobs.received), state, local
-            rows = (tree_map(lambda values, i=i: values[i], all_of) for i in range(len(index)))
-            prepared = tree_map(lambda *parts: torch.stack(parts), *(one(*row) for row in rows))
-        elif len(jobs.models) == 1:  # layers that all share are not copied for each
-            prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
-        else:
-            prepared = vmap(one)(self._plain.received(jobs.models, jobs.received), state, local)
-        return prepared
-
     def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
-        """What the jobs see, on the device."""
+        """Draw what the jobs see, on the device."""
         extent = Extent.of(jobs.work, jobs.samples.counts, steps)
         return draw(jobs.work, self.place(packed(jobs.keys, jobs.samples, steps, extent.samples)), extent)
 
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
-        """Of index, weights, count and key, and the scores if any."""
+        """Make one client's data of index, weights, count and key, and of scores if there are any."""
         index, weights, count, key, *scores = local
         return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
-
-    def _scores(self, jobs: Jobs, received: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """`[C, n, ...]` the score of every sample; 0 for padding. Clients are sorted: in every chunk those that still
-        have samples are in a prefix, and only that is looked at. A model that all have received is not copied for each.
-        """
-        shared = len(jobs.models) == 1
-        score = vmap(partial(jobs.work.score, self.task), in_dims=(None if shared else 0, 0, 0))
-        wide = 3 * jobs.work.batch_size  # without gradients there is room for that
-        parts = []
-        for start in range(0, index.shape[1], wide):
-            active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
-            rows = index[:active, start : start + wide]
-            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
-            values = score(jobs.models[0] if shared else received[:active], *samples)
-            parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
-        scores = torch.cat(parts, 1)
-        return torch.where(weights.view(*weights.shape, *(1,) * (scores.ndim - 2)) > 0, scores, 0.0)
 
     def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
@@ -349,13 +289,13 @@ class Cohort:
         received = self._plain.received(jobs.models, jobs.received)
 
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
-            return work.bind(option).start(task, received, state, self._client(chunk, local))
+            return job.begin(work.bind(option), task, received, state, self._client(chunk, local))
 
         def step(option: Named, params: Tensor, carry: Any, batch: FiveTensors, number: int) -> Any:
-            return work.bind(option).step(task, params, carry, Batch(*batch, number))
+            return job.advance(work.bind(option), task, params, carry, Batch(*batch, number))
 
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
-            return work.bind(option).answer(task, received, params, carry, state, self._client(chunk, local))
+            return job.conclude(work.bind(option), task, received, params, carry, state, self._client(chunk, local))
 
         def mini_batches() -> Iterator[Batch]:
             rows, batch_weights = batches.rows(index), batches.weights(dtype)
@@ -374,7 +314,7 @@ class Cohort:
                 yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
         if type(work).score is not LocalSGD.score:
-            local = (*local, self._scores(jobs, received, index, local[1]))
+            local = (*local, passes.scores(self, jobs, received, index, local[1]))
         params, carry = vmap(start)(options, received, jobs.state, local)
         plain = plain_sgd.applies(task, work, options)
         if plain and steps[0]:
@@ -402,7 +342,7 @@ class Cohort:
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
             {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
-            for shapes in (jobs.work.sends(self.task), jobs.work.state_shapes(self.task))
+            for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
         )
 
         def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
@@ -412,7 +352,7 @@ class Cohort:
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
             key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
-            data = self._client(self._chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            data = self._client(self.chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
             if type(work).score is not LocalSGD.score:
                 data = replace(data, scores=data.scan(partial(work.score, task, received)))
 
@@ -426,15 +366,15 @@ class Cohort:
                     weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
                     yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
 
-            params, carry = work.start(task, received, state, data)
+            params, carry = job.begin(work, task, received, state, data)
             if plain_sgd.applies(task, work, ()):
                 most = int(steps[i]) * rows.shape[-1]
                 counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
                 params = params + self._plain.run_client(task, params, work.lr, most, counted)
             else:
                 for batch in mini_batches():
-                    params, carry = work.step(task, params, carry, batch)
-            return *work.answer(task, received, params, carry, state, data), params
+                    params, carry = job.advance(work, task, params, carry, batch)
+            return *job.conclude(work, task, received, params, carry, state, data), params
 
         def share(worker: int) -> None:
             with torch.no_grad():

@@ -13,6 +13,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,19 +33,26 @@ from turnout.task.task import Task
 CLIENTS, BATCH, STEPS, REPEATS = 32, 10, 8, 3  # of a trial: enough for the device to be what takes the time
 
 
-def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> str:
-    """The plan's form of convolution, or the one to use where it says `auto`."""
+class Trial(NamedTuple):
+    """A form of convolution, and what was timed to choose it."""
+
+    form: str
+    seconds: dict[str, float]  # of every form that was tried, now or for an earlier run; empty where none was
+
+
+def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Trial:
+    """Take the plan's form of convolution; where it says `auto`, choose one."""
     if plan.convolution != "auto":
-        return plan.convolution
+        return Trial(plan.convolution, {})
     if plan.device == "cpu" or plan.kernels == "general" or not _has_choice(task):
-        return "client_by_client"
+        return Trial("client_by_client", {})
     device = torch.cuda.get_device_name(plan.device)
     about = f"{task.module} {tuple(inputs.shape[1:])} {plan.precision} {device} torch {torch.__version__}"
     file = _cache() / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))["convolution"]
-        if known in FORMS:
-            return str(known)
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["convolution"] in FORMS:
+            return Trial(str(known["convolution"]), dict(known.get("seconds", {})))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in _candidates()}
@@ -54,7 +62,7 @@ def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> str:
         write_text(file, json.dumps({"about": about, "convolution": fastest, "seconds": seconds}, indent=1))
     except OSError:
         pass  # a machine without a place for it tries again next time
-    return fastest
+    return Trial(fastest, seconds)
 
 
 def _has_choice(task: Task) -> bool:
@@ -72,8 +80,9 @@ def _candidates() -> list[str]:
 
 
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
-    """The shortest time of a small cohort's training."""
-    sgd, clients = GraphedSGD(task, inputs, targets, plan), np.arange(CLIENTS)
+    """Time the training of a small cohort: the shortest of some repetitions, in seconds."""
+    chain, clients = Chain.of(task, plan.convolution), np.arange(CLIENTS)
+    sgd = GraphedSGD(task, inputs, targets, plan, chain)
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
     times = []
     work, steps = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), np.full(CLIENTS, STEPS)

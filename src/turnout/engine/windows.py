@@ -70,7 +70,7 @@ def _scatter(
 
 
 def gather(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """`[N, oh, ow, kh * kw * channels]`"""
+    """Gather the window of every output pixel, `[N, oh, ow, kh * kw * channels]`."""
     n, height, width, channels = x.shape
     (kh, kw), (sh, sw) = kernel, stride
     oh, ow = (height - kh) // sh + 1, (width - kw) // sw + 1
@@ -81,7 +81,7 @@ def gather(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tenso
 
 
 def scatter(rows: Tensor, shape: torch.Size, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """The sum of all windows where they lie in images of that shape."""
+    """Add all windows up where they lie in images of that shape."""
     _, height, width, channels = shape
     oh, ow = rows.shape[1:3]
     x = rows.new_empty(shape)
@@ -91,5 +91,5 @@ def scatter(rows: Tensor, shape: torch.Size, kernel: tuple[int, int], stride: tu
 
 
 def _index(one: Tensor, two: Tensor) -> tl.dtype:
-    """Of places in the larger of the two."""
+    """Choose the type of places in the larger of the two."""
     return tl.int32 if max(one.numel(), two.numel()) + BLOCK < 1 << 31 else tl.int64

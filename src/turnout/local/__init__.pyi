@@ -1,8 +1,14 @@
 """What one client computes, and where each name is."""
 
+from turnout.local.modifiers import ControlVariates, Modifier, Proximal, SharpnessAware
+from turnout.local.named import MODIFIERS
 from turnout.local.personaliser import KNNPersonaliser
+from turnout.local.serving import FineTuned, GlobalModel, Neighbours, Serve
 from turnout.local.sgd import Batch, ClientData, LocalSGD
+from turnout.local.transforms import Clip, Noise, Quantise, TopK, Transform
 
 __all__ = [
-    "Batch", "ClientData", "KNNPersonaliser", "LocalSGD",
+    "MODIFIERS", "Batch", "ClientData", "Clip", "ControlVariates", "FineTuned", "GlobalModel", "KNNPersonaliser",
+    "LocalSGD", "Modifier", "Neighbours", "Noise", "Proximal", "Quantise", "Serve", "SharpnessAware", "TopK",
+    "Transform",
 ]  # fmt: skip

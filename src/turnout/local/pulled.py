@@ -10,17 +10,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from turnout.local.own import KeptModelSGD
-from turnout.local.proximal import ProximalSGD
 from turnout.local.sgd import Batch, Carry, ClientData, Named
 from turnout.task.task import Task
 
 
 @dataclass(frozen=True)
-class PulledSGD(ProximalSGD, KeptModelSGD):
+class PulledSGD(KeptModelSGD):
     """Minimise L_i(v) + mu/2 |v - received|^2, from the client's own v."""
+
+    mu: float = 0.0
+
+    @property
+    def pull(self) -> float:
+        return self.mu + super().pull
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         return self.own(received, state), (received, self.start_momentum(received))
+
+    def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
+        received, velocity = carry
+        gradient = self.gradient(task, params, carry, batch) + self.mu * (params - received)
+        params, velocity = self.descend(params, gradient, velocity)
+        return params, (received, velocity)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Local SGD: the local work of FedAvg, and the base of every other local work.
 
-A local work is pure functions for *one* client. The engine calls, for every job,
+A local work is pure functions for *one* client. The engine calls, for every job (by `turnout.local.job`),
 
     params, carry  = start(task, received, state, data)
     params, carry  = step(task, params, carry, batch)            # for each mini-batch
@@ -8,14 +8,17 @@ A local work is pure functions for *one* client. The engine calls, for every job
 
 under `vmap` over the cohort, or one client after another. Shapes in the signatures are therefore those of one client.
 Fields that hold a number may be given per client by `Server.invite`; inside these functions they are then scalars of
-that client. Tensor fields are the same for all (a control variate that the server sends along).
+that client. Tensor fields are the same for all (models to choose from that the server sends along). `modifiers` are
+threaded beside: every gradient that a work takes by `self.gradient` is theirs to change, see `turnout.local.modifiers`.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -26,6 +29,8 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 from turnout.local import reports, transforms
+from turnout.local.modifiers import Modifier, Shapes
+from turnout.local.transforms import Transform
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -41,6 +46,7 @@ class Batch(NamedTuple):
     positions: Tensor  # [B] which of the client's samples: rows of what `ClientData.scan` returned
     key: Tensor  # int64 scalar: the randomness of this step (dropout)
     number: int  # the step's number, from 0
+    lr: float | Tensor = 0.0  # of the work, for modifiers
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class LocalSGD(Spelt):
 
     MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
-    plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `cohort.plain_sgd`
+    plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
     lr: float  # learning rate
@@ -113,11 +119,12 @@ class LocalSGD(Spelt):
     lr_decay: float = 1.0  # factor of the learning rate from one version to the next
     lr_power: float = 0.0  # the learning rate falls as (version + 1)^-power
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
-    transform: str = ""  # what becomes of the update before it is sent: see `turnout.local.transforms`
+    modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
-        transforms.parse(self.transform)
+        object.__setattr__(self, "modifiers", tuple(self.modifiers))
+        transforms.check_all(self)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
         if self.steps is not None and np.any(np.asarray(self.steps) < 0):
@@ -145,7 +152,8 @@ class LocalSGD(Spelt):
     @classmethod
     def like(cls, training: LocalSGD, **more: Any) -> Self:
         """This kind of work, which does not train, for clients that train like that."""
-        return cls(**{part.name: getattr(training, part.name) for part in fields(LocalSGD)} | more)
+        settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
+        return cls(**settings | {"modifiers": ()} | more)
 
     def lost_to(self, other: str) -> UserError:
         """What is said where another work would take the place of this one."""
@@ -155,13 +163,41 @@ class LocalSGD(Spelt):
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars."""
+        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number `mu`
+        of its first modifier is called `modifiers.0.mu`."""
         if not options:
             return self
         bound = copy.copy(self)
         for name, value in options.items():
-            object.__setattr__(bound, name, value)
+            if not name.startswith("modifiers."):
+                object.__setattr__(bound, name, value)
+                continue
+            _, place, own = name.split(".")
+            modifiers = list(bound.modifiers)
+            modifiers[int(place)] = modifiers[int(place)].bind({own: value})
+            object.__setattr__(bound, "modifiers", tuple(modifiers))
         return bound
+
+    def modified(self, *more: Modifier) -> Self:
+        """The same work with these modifiers after its own."""
+        work = self.bind({"modifiers": (*self.modifiers, *more)})
+        transforms.check_all(work)
+        return work
+
+    @property
+    def parts(self) -> dict[str, LocalSGD | Modifier]:
+        """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""
+        return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
+
+    @property
+    def active(self) -> tuple[Modifier, ...]:
+        """The modifiers that act in training."""
+        return tuple(modifier for modifier in self.modifiers if not modifier.keeps_fast_paths)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The modifiers that act on what is sent."""
+        return tuple(modifier for modifier in self.modifiers if isinstance(modifier, Transform))
 
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
         """What the learning rate is multiplied by in jobs that begin from that version."""
@@ -197,9 +233,10 @@ class LocalSGD(Spelt):
         """Steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as long
         as one of the training."""
         steps = self.num_steps(counts)
-        if not self.passes and self.gradients == 1:
+        gradients = self.gradients * math.prod(modifier.gradients for modifier in self.modifiers)
+        if not self.passes and gradients == 1:
             return steps, counts
-        extra = self.passes * self.steps_a_pass(counts) + (self.gradients - 1) * steps
+        extra = self.passes * self.steps_a_pass(counts) + (gradients - 1) * steps
         return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
@@ -219,48 +256,45 @@ class LocalSGD(Spelt):
 
     @property
     def gradients(self) -> int:
-        """How many gradients a step takes."""
+        """How many gradients a step takes by `self.gradient`."""
         return 1
 
     @property
     def passes(self) -> int:
         """How many passes over the samples it takes besides the steps."""
-        return reports.passes(self.report)
+        return reports.passes(self.report) + sum(modifier.passes for modifier in self.modifiers)
 
     @property
     def pull(self) -> float:
         """How strongly each step is pulled towards a fixed point, besides the gradient."""
-        return self.weight_decay
+        return self.weight_decay + sum(modifier.pull for modifier in self.modifiers)
 
     def download_numbers(self, task: Task) -> int:
         """How many numbers are sent to the client: the model, and the tensors this work carries."""
         values = (getattr(self, part.name) for part in fields(self))
         return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
 
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def payload_shapes(self, task: Task) -> Shapes:
         """What comes back, by name: it decides the upload's size."""
         return {"delta": (task.size,)}
 
     def upload_numbers(self, task: Task) -> int:
         """How many numbers of the payload are sent: all, unless some are known to be zero."""
-        return sum(torch.Size(shape).numel() for shape in self.payload_shapes(task).values())
-
-    def wire_numbers(self, task: Task) -> float:
-        """The same in numbers' worth of bytes: transforms make an update smaller."""
-        sent, shapes = self.upload_numbers(task), self.payload_shapes(task)
-        if not self.transform or "delta" not in shapes:
-            return sent
-        update = self.update_numbers(task)
-        return sent - update + transforms.numbers(self.transform, update, task.initial.element_size())
+        return _numbers(self.payload_shapes(task))
 
     def update_numbers(self, task: Task) -> int:
         """How many of the numbers sent are the update's."""
         shapes = self.payload_shapes(task)
-        return self.upload_numbers(task) - sum(torch.Size(s).numel() for name, s in shapes.items() if name != "delta")
+        return self.upload_numbers(task) - _numbers({name: s for name, s in shapes.items() if name != "delta"})
 
-    def sends(self, task: Task) -> dict[str, tuple[int, ...]]:
-        """The payload, and what is reported beside it."""
-        return self.payload_shapes(task) | reports.shapes(self.report, task)
+    def sends(self, task: Task) -> Shapes:
+        """The payload, what modifiers add to it, and what is reported beside it."""
+        return self.sent_shapes(task) | reports.shapes(self.report, task)
+
+    def sent_shapes(self, task: Task) -> Shapes:
+        """The same without the reports."""
+        added = {name: shape for modifier in self.active for name, shape in modifier.payload_shapes(task).items()}
+        return self.payload_shapes(task) | added
 
     def reporting(self, report: str) -> Self:
         """The same work whose clients also report this."""
@@ -268,14 +302,21 @@ class LocalSGD(Spelt):
         missing = [part for part in report.split(",") if part not in ("", *asked)]
         return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
 
-    def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, task: Task) -> Shapes:
         """What the client keeps between its jobs, by name; created as zeros."""
         return {}
 
-    def stored_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
+    def trained_shapes(self, task: Task) -> Shapes:
+        """The same with what modifiers keep that act in training."""
+        added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
+        return self.state_shapes(task) | added
+
+    def stored_shapes(self, task: Task) -> Shapes:
         """The same with what transforms keep."""
-        left_out = transforms.state_shapes(self.transform, task) if "delta" in self.payload_shapes(task) else {}
-        return self.state_shapes(task) | left_out
+        if not self.transforms or "delta" not in self.payload_shapes(task):
+            return self.trained_shapes(task)
+        added = {name: shape for transform in self.transforms for name, shape in transform.state_shapes(task).items()}
+        return self.trained_shapes(task) | added
 
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
@@ -340,3 +381,20 @@ class LocalSGD(Spelt):
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""
         return task.outputs(received, inputs)
+
+
+def _numbers(shapes: Shapes) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+_init = LocalSGD.__init__
+
+
+@wraps(_init)
+def _answering_former(self: LocalSGD, *numbers: Any, **options: Any) -> None:
+    if "transform" in options:
+        raise transforms.gone(options["transform"])
+    _init(self, *numbers, **options)
+
+
+LocalSGD.__init__ = _answering_former  # type: ignore[method-assign]

@@ -1,34 +1,26 @@
-"""What becomes of an update before it leaves its client: clipped, noised, compressed.
+"""Modifiers of what is sent: an update is clipped, noised, compressed before it leaves its client.
 
-Transforms are asked for by name in the order in which they act, joined by commas, each with its argument after a colon:
-`clip:1.0,top_k:0.01,quantise:8`. All act on the vector of differences `delta`, row by row.
-
-- `clip:C`: `u <- u min(1, C / |u|)`.
-- `noise:S`: `u <- u + N(0, S^2 I)`, of the operating system's entropy; directly after `clip`, so that what two clients
-  can differ by is known. `noise:S:SEED` has noise that anybody can take off again: for experiments, not private.
-- `top_k:F`: the share F of the entries, the largest; what is left out is added to the client's next update. Stich,
-  Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi, "Error feedback
-  fixes SignSGD and other gradient compression schemes", ICML 2019.
-- `quantise:B`: every entry one of 2^B - 1 even levels from -max |u| to max |u|, the one below or above by a coin such
-  that its expectation stays. Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
+They act in the order in which they stand, on the vector of differences `delta`, row by row and after training, which
+they leave as it is.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from turnout.core import random
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import GOLDEN, mix
+from turnout.local.modifiers import Modifier, Shapes
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
@@ -55,8 +47,20 @@ class Rows(NamedTuple):
     residual: Tensor | None
 
 
-class Transform:
-    """Pure functions of rows."""
+class Transform(Modifier):
+    """Pure functions of rows in the place of those for one client."""
+
+    keeps_fast_paths: ClassVar[bool] = True
+
+    def check(self, work: LocalSGD) -> None:
+        if sum(type(other) is type(self) for other in work.transforms) > 1:
+            raise UserError(f"local.modifiers: {type(self).__name__} stands there twice; each may act once")
+        for name in ("payload_shapes", "start", "gradient", "step", "finish"):
+            if getattr(type(self), name) is not getattr(Modifier, name):
+                raise UserError(
+                    f"local.modifiers: {type(self).__name__} is a transform, whose {name} nobody asks for; derive it "
+                    "from Modifier"
+                )
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         """`numbers` entries of a row are not known to be zero."""
@@ -69,11 +73,12 @@ class Transform:
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    norm: float
+    """`u <- u min(1, norm / |u|)`."""
+
+    norm: float  # largest norm of an update
 
     def __post_init__(self) -> None:
-        if not 0 < self.norm < math.inf:
-            raise UserError(f"local.transform: clip:{self.norm:g}; the norm must be above 0 and finite")
+        _require("clip.norm", self.norm, lambda norm: 0 < norm < math.inf, "above 0 and finite")
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         return rows._replace(values=rows.values * clip_factors(rows.values, self.norm)[:, None])
@@ -81,12 +86,21 @@ class Clip(Transform):
 
 @dataclass(frozen=True)
 class Noise(Transform):
-    std: float
-    seed: int | None = None
+    """`u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two clients can
+    differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
+
+    std: float  # standard deviation of the noise
+    seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def __post_init__(self) -> None:
-        if not 0 < self.std < math.inf:
-            raise UserError(f"local.transform: noise:{self.std:g}; the standard deviation must be above 0 and finite")
+        _require("noise.std", self.std, lambda std: 0 < std < math.inf, "above 0 and finite")
+
+    def check(self, work: LocalSGD) -> None:
+        super().check(work)
+        if noise_of(work.transforms) is None:
+            raise UserError(
+                "local.modifiers: noise must stand directly after clip, or nothing bounds what it must hide"
+            )
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         k, size = rows.values.shape
@@ -102,11 +116,19 @@ class Noise(Transform):
 
 @dataclass(frozen=True)
 class TopK(Transform):
-    share: float
+    """The `share` of the entries that are the largest; what is left out is added to the client's next update.
+
+    Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi, "Error
+    feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
+    """
+
+    share: float  # of the entries that is sent
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(f"local.transform: top_k:{self.share:g}; the share must be above 0 and at most 1")
+        _require("top_k.share", self.share, lambda share: 0 < share <= 1, "above 0 and at most 1")
+
+    def state_shapes(self, task: Task) -> Shapes:
+        return {"residual": (task.size,)}
 
     def count(self, numbers: int) -> int:
         return max(1, math.ceil(self.share * numbers))
@@ -124,11 +146,16 @@ class TopK(Transform):
 
 @dataclass(frozen=True)
 class Quantise(Transform):
-    bits: int
+    """Every entry one of 2^bits - 1 even levels from -max |u| to max |u|, the one below or above by a coin such that
+    its expectation stays.
+
+    Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
+    """
+
+    bits: int  # of a value that is sent
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 16:
-            raise UserError(f"local.transform: quantise:{self.bits}; the bits must be from 2 to 16")
+        _require("quantise.bits", self.bits, lambda bits: bits == int(bits) and 2 <= bits <= 16, "from 2 to 16")
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         values = rows.values
@@ -145,7 +172,13 @@ class Quantise(Transform):
         return before._replace(bits=self.bits, extra_bits=before.extra_bits + _SCALE_BITS)
 
 
-TRANSFORMS: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
+def _require(option: str, value: Any, fits: Callable[[Any], bool], words: str) -> None:
+    if not isinstance(value, int | float) or not fits(value):
+        raise UserError(f"local.{option}: {value} must be one number {words}")
+
+
+Transforms = Sequence[Transform]
+_FORMER: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
     "clip": (Clip, (float,)),
     "noise": (Noise, (float, int)),
     "quantise": (Quantise, (int,)),
@@ -153,72 +186,85 @@ TRANSFORMS: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
 }
 
 
-@cache
-def parse(chain: str) -> tuple[Transform, ...]:
-    """The transforms of a chain, in order."""
-    made: list[Transform] = []
+def former(chain: str) -> dict[str, Transform]:
+    """What version 0.1 wrote as `clip:1.0,top_k:0.01`, by name in that order."""
+    made: dict[str, Transform] = {}
     for part in filter(None, chain.split(",")):
         name, *arguments = part.strip().split(":")
-        if name not in TRANSFORMS:
-            raise unknown("local.transform", name, TRANSFORMS)
-        kind, types = TRANSFORMS[name]
+        kind, types = _FORMER.get(name, (None, ()))
         try:
             values: list[Any] = [read(text) for read, text in zip(types, arguments, strict=False)]
-            transform = kind(*values) if len(arguments) <= len(types) else None
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            transform = None
-        if transform is None:
-            raise UserError(f"local.transform: {part!r} cannot be read; write for example clip:1.0,top_k:0.01")
-        if any(type(other) is kind for other in made):
-            raise UserError(f"local.transform: {name} stands there twice; each may act once")
-        if isinstance(transform, Noise) and not (made and isinstance(made[-1], Clip)):
-            raise UserError(
-                "local.transform: noise must stand directly after clip, or nothing bounds what it must hide"
-            )
-        made.append(transform)
-    return tuple(made)
+            made[name] = kind(*values) if kind and len(arguments) <= len(types) else made[name]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"local.transform: {part!r} cannot be read; it is now local.modifiers") from error
+    return made
 
 
-def state_shapes(chain: str, task: Task) -> dict[str, tuple[int, ...]]:
-    """What the client keeps between its jobs: with `top_k`, what it has left out."""
-    return {"residual": (task.size,)} if "top_k" in chain else {}
+def former_chain(transforms: Transforms) -> str:
+    """The same as version 0.1 wrote it."""
+    names = {kind: name for name, (kind, _) in _FORMER.items()}
+    parts = []
+    for transform in transforms:
+        values = (getattr(transform, part.name) for part in fields(transform))
+        parts.append(":".join([names[type(transform)], *(str(value) for value in values if value is not None)]))
+    return ",".join(parts)
 
 
-def numbers(chain: str, plain: int, number_bytes: int) -> float:
+def numbers(chain: Transforms, plain: int, number_bytes: int) -> float:
     """What `plain` numbers of so many bytes each take once transformed, in such numbers."""
     before = now = Encoding(plain, 8 * number_bytes)
-    for transform in parse(chain):
+    for transform in chain:
         now = transform.encoded(now, before)
     return (now.entries * (now.bits + now.index_bits) + now.extra_bits) / (8 * number_bytes)
 
 
-def apply(chain: str, deltas: Tensor, keys: Tensor, residual: Tensor | None, sent: int) -> tuple[Tensor, Tensor | None]:
+def apply(
+    chain: Transforms, deltas: Tensor, keys: Tensor, residual: Tensor | None, sent: int
+) -> tuple[Tensor, Tensor | None]:
     """Updates `[k, P]`, of which `sent` entries each are not known to be zero: as they leave, and the new residuals."""
     parts = []
     for start in range(0, len(deltas), together := max(1, _TOGETHER // deltas.shape[1])):
         some = slice(start, start + together)
         rows = Rows(deltas[some], keys[some], None if residual is None else residual[some])
-        for transform in parse(chain):
+        for transform in chain:
             rows = transform.apply(rows, sent)
         parts.append(rows)
     left = None if residual is None else torch.cat([rows.residual for rows in parts if rows.residual is not None])
     return torch.cat([rows.values for rows in parts]), left
 
 
-def noise_of(chain: str) -> tuple[Clip, Noise] | None:
+def noise_of(chain: Transforms) -> tuple[Clip, Noise] | None:
     """The local noise, and the clip that stands before it."""
-    made = parse(chain)
-    return next(((a, b) for a, b in pairwise(made) if isinstance(a, Clip) and isinstance(b, Noise)), None)
+    return next(((a, b) for a, b in pairwise(chain) if isinstance(a, Clip) and isinstance(b, Noise)), None)
+
+
+def check_all(work: LocalSGD) -> None:
+    """Raise where something else stands among the modifiers, or one does not go with the work."""
+    for modifier in work.modifiers:
+        if not isinstance(modifier, Modifier) or modifier.keeps_fast_paths != isinstance(modifier, Transform):
+            raise UserError(
+                f"local.modifiers: {modifier!r} is neither a Modifier nor a Transform; write for example Clip(1.0)"
+            )
+        modifier.check(work)
+
+
+def gone(chain: str) -> UserError:
+    """What is said to whoever writes transforms as in version 0.1."""
+    made = former(str(chain))
+    values = {f"{name}.{option}": value for name, each in made.items() for option, value in vars(each).items()}
+    options = "".join(f" local.{name}={value}" for name, value in values.items() if value is not None)
+    return UserError(
+        f"local.transform: it is now local.modifiers; write local.modifiers={','.join(made)}{options}, "
+        f"in Python modifiers={list(made.values())}"
+    )
 
 
 def check(work: LocalSGD, task: Task) -> None:
     """Raise where there is no update to transform."""
     if not work.sends(task):
-        raise UserError("local.transform: clients of this algorithm send nothing that could be transformed")
+        raise UserError("local.modifiers: clients of this algorithm send nothing that could be transformed")
     if work.restates:
         raise UserError(
-            "local.transform: clients of this algorithm say again and again where their own models are; transforms are "
+            "local.modifiers: clients of this algorithm say again and again where their own models are; transforms are "
             "for what a client changed of the model received"
         )

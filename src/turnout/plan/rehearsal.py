@@ -53,8 +53,8 @@ class Rehearsal(Simulation):
 
     _nothing: tuple[LocalSGD, Block] | None = None  # what comes of the work last asked for
 
-    def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
-        """There is nothing to gain from doing more at once."""
+    def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
+        """Compute these jobs alone: there is nothing to gain from doing more at once."""
         missing = [job for job in needed if job.result is None]
         for alike in by_work(missing) if missing else ():
             self._train_alike(alike)

@@ -105,7 +105,7 @@ def _state(folder: Path, text: str) -> State:
         raise UserError(f"run.name: {folder.parent} holds a single run; choose another run.name for the sweep")
     if not (folder / "config.toml").exists():
         return "new"
-    before, wanted = read_toml(folder / "config.toml"), tomllib.loads(text)
+    before, wanted = config.modernise(read_toml(folder / "config.toml")), tomllib.loads(text)
     if config.fingerprint(before) != config.fingerprint(wanted):
         raise UserError(f"run.name: {folder} holds a run of another configuration; choose another run.name")
     return "finished" if before == wanted and (folder / "result.json").exists() else "unfinished"

@@ -197,8 +197,7 @@ class Tuning:
     def _try(self, scheme: str, point: Point) -> Trial:
         overrides = self.written(scheme, point)
         settings = config.read(self.source, overrides)
-        sections = [choice.option.partition(".") for choice in self.choices]
-        values = {f"{section}.{name}": settings[section][name] for section, _, name in sections}
+        values = {choice.option: _value(settings, choice.option) for choice in self.choices}
         first = int(settings.get("run", {}).get("seed", 0))
         return Trial(point, values, [self._run(overrides, first + extra) for extra in range(self.seeds)])
 
@@ -209,6 +208,13 @@ class Tuning:
             raise UserError(f"--measure: nobody is left at the end of the run to take {self.measure} of")
         diverged = not math.isfinite(value) or (server.stopped or "").startswith("diverged")
         return Run(seed, None if diverged else value, server.version, server.now)
+
+
+def _value(settings: Any, option: str) -> Any:
+    """What stands under `section.option`, or `section.table.option`."""
+    for name in option.split("."):
+        settings = settings[name]
+    return settings
 
 
 def _in_words(trial: Trial) -> str:

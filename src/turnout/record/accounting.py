@@ -168,7 +168,9 @@ def accountants(server: Server, settings: Privacy | None) -> tuple[dict[str, Acc
     open_noise: dict[str, dict[str, Any]] = {}
     local = promised_noise(server)
     if settings is not None and not settings.noise and local is None:
-        raise UserError("privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.transform")
+        raise UserError(
+            "privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.modifiers=clip,noise"
+        )
     if server.privacy is not None:
         if server.privacy.noise_seed is None:
             found["central"] = CentralAccounting(server.privacy)

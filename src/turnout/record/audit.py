@@ -21,7 +21,7 @@ IntArray = NDArray[np.int64]
 _MOST_NEW = 10_000
 _ROUND_OFF = 1e-12  # relative
 _CONCERNED = "clients of "  # a tensor's name in a checkpoint
-_OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked")  # events that are not of the training
+_OF_THE_PROCESS = ("resumed", "restarted", "damaged_checkpoint", "untracked", "path")  # events not of the training
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.files import append_lines, as_json_text, write_text
 from turnout.core.random import FloatArray
-from turnout.local.proximal import ProximalSGD
+from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.record.ended import record_resume
 from turnout.record.retention import Models, superseded
@@ -137,10 +137,10 @@ class Sensitivity(Observer):
             facts["largest_pull"] = max(facts["largest_pull"], float(work.pull))
             facts["momentum"] |= bool(work.momentum)
             facts["clipped"] |= work.clip_norm is not None
-            facts["transformed"] |= bool(work.transform)
+            facts["transformed"] |= bool(work.transforms)
             facts["client_state"] |= bool(work.stored_shapes(server.task))
             facts["proximal"] |= bool(work.pull > work.weight_decay)
-            facts["other_work"] |= type(work) not in (LocalSGD, ProximalSGD)
+            facts["other_work"] |= type(work) is not LocalSGD or any(type(part) is not Proximal for part in work.active)
         smooth = self.settings.smoothness
         if smooth is not None and "expansive" not in facts:
             whole = smooth + facts["largest_pull"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
-from turnout.core.files import as_json_text, read_json, write_durably, write_tensors, write_text
+from turnout.core.files import as_json_text, write_durably, write_tensors, write_text
 from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
@@ -22,7 +22,8 @@ from turnout.record.ended import check_resumable, record_end
 from turnout.record.energy import Energy
 from turnout.record.history import History
 from turnout.record.log import Log
-from turnout.record.run_folder import FORMAT, RunFolder, examine, locked
+from turnout.record.plan_file import PlanFile
+from turnout.record.run_folder import RunFolder, examine, locked
 from turnout.record.sensitivity import Sensitivity, check_forgettable
 from turnout.record.unlearning import Unlearning
 from turnout.record.views import Columns, Views
@@ -214,8 +215,9 @@ def _execute(
     folder = None if run is None else run.path
     remarks = [] if run is None or not resume else examine("resume", run.path, _RESUMED)
     history, audit, efficiency = History(folder), Audit(), Efficiency()
-    checkpoints = log = None
-    if folder is not None:
+    checkpoints = log = plan_file = None
+    if run is not None and folder is not None:
+        plan_file = PlanFile(run, resume)
         names = experiment.fingerprint, run, experiment.former
         checkpoints = Checkpoints(folder / "checkpoints", checkpoint_every, *names)
         log = Log(folder / "log.txt")
@@ -224,10 +226,10 @@ def _execute(
         experiment.population,
         experiment.algorithm,
         seed=experiment.seed,
-        plan=_plan(experiment.plan, folder, resume),
+        plan=experiment.plan if plan_file is None else plan_file.plan(experiment.plan),
         stopping=experiment.stopping,
         evaluation=experiment.evaluation,
-        observers=[efficiency, history, audit, *([log] if log else []), *observers],
+        observers=[efficiency, history, audit, *([log, plan_file] if log and plan_file else []), *observers],
         checkpoints=checkpoints,
         privacy=experiment.privacy,
     )
@@ -251,12 +253,12 @@ def _execute(
         lost = _restore(server, history, checkpoints, remarks)
         for account in accounts.values():
             account.lose(lost)
-    if run is not None:
+    if run is not None and plan_file is not None:
         run.seal(without=_RESUMED)
         (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
             write_text(run.path / "config.toml", configuration)
-        write_text(run.path / "plan.json", as_json_text({**server.plan.as_dict(), "format": FORMAT}))
+        plan_file.write(server)
         run.seal()
     try:
         server.run()
@@ -285,18 +287,6 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
     if resume and folder is not None:
         check_resumable(folder)
     return Sensitivity(experiment.unlearning, None if folder is None else folder / "sensitivity")
-
-
-def _plan(plan: Plan, folder: Path | None, resume: bool) -> Plan:
-    """On resume, the choices recorded when the run began; where it is computed is chosen anew."""
-    if not resume or folder is None or not (folder / "plan.json").exists():
-        return plan
-    recorded = read_json(folder / "plan.json")
-    try:
-        known = Plan(**{part.name: recorded[part.name] for part in fields(Plan)})
-    except (KeyError, TypeError) as error:
-        raise UserError(f"resume: {folder / 'plan.json'} is not the plan of a run; restore it") from error
-    return replace(known, address=plan.address, workers=plan.workers)
 
 
 def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.clients.draws import column
+from turnout.clients.columns import column
 from turnout.core.errors import UserError, unknown
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 

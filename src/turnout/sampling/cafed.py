@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.clients.draws import PerClient, column
+from turnout.clients.columns import PerClient, column
 from turnout.core.errors import UserError, unknown
 from turnout.local.loss_report import BatchLossReport
 from turnout.sampling._presence import Presence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from turnout.record.run_folder import RunFolder
     from turnout.server.server import Server
 
-FORMAT = 3  # of what a server saves: works have short names
+FORMAT = 3  # of what a server saves: works and modifiers have short names
 READ = (2, 3)  # 2 is that of version 0.1
 
 

@@ -15,6 +15,7 @@ from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.local.job import numbers_down, numbers_up
 from turnout.local.sgd import LocalSGD
 from turnout.server import durations
 from turnout.server.durations import Durations
@@ -68,16 +69,16 @@ class Dispatch:
         return round(self.population.model_bytes * numbers / self.task.layout.size)
 
     def bytes_down(self, work: LocalSGD) -> int:
-        return self._wire_bytes(work.download_numbers(self.task))
+        return self._wire_bytes(numbers_down(work, self.task))
 
     def bytes_up(self, work: LocalSGD) -> int:
         """Of the payload, which a population may say to be compressed, and of reports, number by number."""
         payload, everything = (
             sum(torch.Size(shape).numel() for shape in shapes.values())
-            for shapes in (work.payload_shapes(self.task), work.sends(self.task))
+            for shapes in (work.sent_shapes(self.task), work.sends(self.task))
         )
         reported = (everything - payload) * self.task.initial.element_size()
-        return self._wire_bytes(work.wire_numbers(self.task)) + reported
+        return self._wire_bytes(numbers_up(work, self.task)) + reported
 
     def durations(self, work: LocalSGD) -> Durations:
         if self._durations is None or self._durations[0] is not work:

@@ -2,7 +2,7 @@
 
 Every job ends with an event at a tick of the clock. `Mailbox` waits for events and keeps who is at work, what has
 arrived, what has failed and what clients hold or go on from. A subclass says how a job begins (`_begin`), whether
-anything happens by a tick (`_due`), and where results come from (`_train`).
+anything happens by a tick (`_due`), and where results come from (`_ensure_trained`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
@@ -66,8 +67,8 @@ class Mailbox(Server):
         """Whether an event comes by that tick (None: ever); it is then the first of the queue."""
         raise NotImplementedError
 
-    def _train(self, needed: Sequence[Job]) -> None:
-        """Make the results of these jobs known."""
+    def _ensure_trained(self, needed: Sequence[Job]) -> None:
+        """Train these jobs, unless that was done: afterwards each has its result."""
         raise NotImplementedError
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
@@ -114,8 +115,8 @@ class Mailbox(Server):
         if not len(ids):
             return
         self._check_invited(ids)
-        if work.transform:
-            self._check_transform(work, among)
+        if work.modifiers:
+            self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
         work, options = _split(work, len(ids))
@@ -135,13 +136,16 @@ class Mailbox(Server):
         if self.in_flight and len(busy := ids[self._flight.busy[ids]]):
             raise UserError(f"invite: client {busy[0]} has a job in flight; wait for it or cancel it first")
 
-    def _check_transform(self, work: LocalSGD, among: Among | None) -> None:
+    def _check_modifiers(self, work: LocalSGD, among: Among | None) -> None:
+        check_names(work, self.task)
+        if not work.transforms:
+            return
         transforms.check(work, self.task)
         if among is not None:
-            raise UserError("local.transform: clients of this algorithm exchange models; transforms are for updates")
+            raise UserError("local.modifiers: clients of this algorithm exchange models; transforms are for updates")
         if self.algorithm.clients_keep == "models":
             raise UserError(
-                "local.transform: clients of this algorithm go on from models of their own, which the server would no "
+                "local.modifiers: clients of this algorithm go on from models of their own, which the server would no "
                 "longer know"
             )
 
@@ -198,7 +202,7 @@ class Mailbox(Server):
         if len(missing):
             raise UserError(f"invite: client {missing[0]} has nothing to go on from yet")
         last = [self._kept[client] for client in ids.tolist()]
-        self._train([job for job in last if job.outcome == ARRIVED and job.local is None])
+        self._ensure_trained([job for job in last if job.outcome == ARRIVED and job.local is None])
         models, batches, done = [], numbers.copy(), np.zeros(len(ids))
         for i, job in enumerate(last):
             if job.outcome == ARRIVED:
@@ -250,7 +254,7 @@ class Mailbox(Server):
         return crew
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        return Updates(jobs, self._train, self.version, self._ticks, self.model, failed)
+        return Updates(jobs, self._ensure_trained, self.version, self._ticks, self.model, failed)
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         """What the algorithm gets of them: with noise to hide single updates, nothing to look at."""
@@ -369,12 +373,20 @@ class Mailbox(Server):
         ]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
         self._flight.enter([job.client for job in places["in_flight"]], places["in_flight"])
-        share_tensors(every, [self.model, *(v for v in vars(self.algorithm).values() if isinstance(v, Tensor))])
+        own = list(vars(self.algorithm).values())
+        for work in [value for value in own if isinstance(value, LocalSGD)]:
+            own += [value for part in work.parts.values() for value in vars(part).values()]
+        share_tensors(every, [self.model, *(value for value in own if isinstance(value, Tensor))])
 
 
 def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]:
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
-    given = {name: value for name, value in vars(work).items() if isinstance(value, np.ndarray)}
+    given = {
+        before + name: value
+        for before, part in work.parts.items()
+        for name, value in vars(part).items()
+        if isinstance(value, np.ndarray)
+    }
     if not given:
         return work, {}
     for name, value in given.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
-from turnout.engine.evaluate import Evaluator, Personal, distribution, sample_measures, set_measures
+from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ByClient = tuple[IntArray, dict[str, FloatArray], IntArray]  # clients, their measures by name, their samples
 
 
-def evaluators(server: Server) -> dict[str, Evaluator]:
+def evaluators_of(server: Server) -> dict[str, Evaluator]:
     """Prepare the evaluation of each split, `train`, `validation` and `test`, at all clients or the panel."""
     population, panel = server.whole_population, server.evaluation.clients
     if panel is not None and panel > population.size:
@@ -30,12 +30,7 @@ def evaluators(server: Server) -> dict[str, Evaluator]:
         if panel is None
         else np.sort(random.subset(random.key(server.seed, "panel"), panel, population.size))
     )
-    splits = {"train": population.train} if server.evaluation.train or population.test is None else {}
-    if population.validation is not None:
-        splits["validation"] = population.validation
-    if population.test is not None:
-        splits["test"] = population.test
-    return {name: Evaluator(server.cohort, clients, index.rows(clients)) for name, index in splits.items()}
+    return evaluators(server.cohort, population, clients, server.evaluation.train)
 
 
 class Measurement:
@@ -107,11 +102,8 @@ class Measurement:
         they are served the global model."""
         algorithm = server.algorithm
         adapted, kept = algorithm.served(unseen)
-        adapted = adapted if adapts else None
-        if adapted is not None:
-            now, people, adapted = server.now, server.whole_population, adapted.at(server.version)
-            return Personal(adapted, lambda ids: people.samples(ids, np.full(len(ids), now)), server.seed)
-        return None if kept is None else Personal(kept)
+        adapted, people = adapted if adapts else None, server.whole_population
+        return Personal.of(adapted, kept, people, server.version, server.now, server.seed)
 
     def table(self, server: Server) -> dict[str, NDArray[Any]]:
         """Give a row for each client evaluated: its measures under the output, whether it is unseen, and what the

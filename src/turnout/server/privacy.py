@@ -117,7 +117,7 @@ def check_unseen(server: Server) -> None:
 def promised_noise(server: Server) -> tuple[Clip, Noise] | None:
     """The local noise that every upload is said to carry."""
     local = getattr(server.algorithm, "local", None)
-    return noise_of(local.transform) if isinstance(local, LocalSGD) else None
+    return noise_of(local.transforms) if isinstance(local, LocalSGD) else None
 
 
 def hides(server: Server) -> bool:
@@ -131,7 +131,7 @@ def check_alone(work: LocalSGD, server: Server) -> None:
     if others:
         asked = ", ".join(others)
         raise UserError(f"privacy: noise hides updates, but this algorithm or sampler also asks clients for {asked}")
-    if noise_of(work.transform) != promised_noise(server):
+    if noise_of(work.transforms) != promised_noise(server):
         raise UserError(
-            f"privacy: clients are to add the noise of local.transform, but this algorithm asks for {work.transform!r}"
+            "privacy: clients are to add the noise of local.modifiers, but this algorithm asks for updates without it"
         )

@@ -30,7 +30,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
 from turnout.server.jobs import Failures
 from turnout.server.law import Law
-from turnout.server.measurement import ByClient, Measurement, evaluators
+from turnout.server.measurement import ByClient, Measurement, evaluators_of
 from turnout.server.observer import Event, Observer
 from turnout.server.privacy import Privacy
 from turnout.server.rounds import Rounds
@@ -93,12 +93,12 @@ class Server:
         task, population = algorithm.trained_task(task.seeded(seed)), population.seeded(seed)
         self.whole_population = population  # the one evaluated
         self.population = algorithm.training_population(population)
-        self.plan = (plan or Plan()).resolve(task)
+        self.plan = (plan or Plan()).resolve()
         self.cohort = Cohort(task, population.inputs, population.targets, self.plan)
         engine = self.plan.engine if self.plan.engine == "ray" else self.cohort.plan.engine
-        self._falls_back = bool(self.cohort.task.alone) and self.plan.engine != "sequential"
         self.plan = replace(self.plan, engine=engine, convolution=self.cohort.plan.convolution)
         self.task = self.cohort.task
+        self.paths: list[dict[str, str]] = []  # that local work has taken: kind of work, name, why
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
         self.law = Law(algorithm)
@@ -270,7 +270,7 @@ class Server:
             for observer in self.observers:
                 observer.on_start(self)
             if not self.begun:
-                if self._falls_back:
+                if self.cohort.falls_back:
                     self.log("one_by_one", why=self.task.alone)
                 reset_state(self.algorithm)
                 self.evaluate()
@@ -284,7 +284,7 @@ class Server:
     # -- evaluation -------------------------------------------------------------------------------------------
 
     def _prepare_evaluation(self) -> dict[str, Evaluator]:
-        return evaluators(self)
+        return evaluators_of(self)
 
     @property
     def central(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
@@ -26,6 +26,7 @@ from turnout.core.errors import UserError
 from turnout.engine.blocks import NOTHING, Block
 from turnout.engine.engine import engine_for
 from turnout.engine.train import Jobs
+from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
@@ -54,6 +55,7 @@ class Simulation(Mailbox):
             self.behaviour.begin(self.population.size, self.population.seed)
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
         self._trained = False  # since the last round closed
+        self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.durations(work)
@@ -68,10 +70,22 @@ class Simulation(Mailbox):
 
     def _invitation(self, ids: IntArray, *choices: Any) -> Invitation:
         if self._unsettled:
-            self._train([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
+            self._ensure_trained([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
         return super()._invitation(ids, *choices)
 
+    def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
+        """Log how a work is computed, the first time."""
+        names = list(options)
+        if self._told is not None and self._told[0] is work and self._told[1] == names:
+            return
+        self._told, path = (work, names), self.cohort.path(work, names, self.plan)
+        told = {"work": type(work).__name__, "name": path.name, "why": path.why}
+        if told not in self.paths:
+            self.paths.append(told)
+            self.log("path", **told)
+
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
+        self._tell_path(invitation.work, invitation.options)
         alone = self._alone and not invitation.work.stored_shapes(self.task)
         jobs = self._dispatch.jobs(invitation, self._clock, self.version, alone)
         if self.behaviour is not None:
@@ -91,12 +105,12 @@ class Simulation(Mailbox):
         work, updates = jobs[0].work, self._updates(lying)
         if not lying or "delta" not in work.payload_shapes(self.task):
             return
-        nothing_else = len(work.sends(self.task)) == 1 and not work.state_shapes(self.task)
+        nothing_else = len(work.sends(self.task)) == 1 and not work.trained_shapes(self.task)
         if behaviour.invents and nothing_else and self.algorithm.clients_keep != "models":  # nothing to compute
             nothing = self.model.new_zeros(len(lying), len(self.model))
             self._attach(lying, Block({"delta": behaviour.respond(updates, nothing, len(jobs))}))
             return
-        self._train(lying, jobs)
+        self._ensure_trained(lying, jobs)
         forged = behaviour.respond(updates, updates.gather("delta", held=True), len(jobs))
         for block, there, here in by_block([job.result for job in lying if job.result is not None]):
             block.put("delta", there, forged[here])
@@ -177,8 +191,8 @@ class Simulation(Mailbox):
 
     # -- computing --------------------------------------------------------------------------------------------
 
-    def _train(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
-        """Compute the results of `needed` and, with them, of every job in flight or starting that will bring one."""
+    def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
+        """Train `needed` unless that was done, and with them jobs in flight or starting that will bring a result."""
         columns = None if self.in_flight or starting else together(needed)
         if columns is not None:
             self._train_together(cast(Crew, needed), columns)
@@ -291,7 +305,7 @@ class Simulation(Mailbox):
             self._compact()
             self._trained = False
         if self._unsettled:
-            self._train(list(self._unsettled.values()))
+            self._ensure_trained(list(self._unsettled.values()))
 
     @property
     def _threads(self) -> int:
@@ -336,8 +350,16 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _signature(work: LocalSGD) -> tuple[Any, ...]:
+def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
     """Equal for works that compute the same thing: numbers by value, tensors by identity."""
-    values = (getattr(work, part.name) for part in fields(work))
-    simple = (repr(value) if isinstance(value, list | dict) else value for value in values)
-    return type(work), *(id(value) if isinstance(value, Tensor) else value for value in simple)
+    return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_simple, value))
+    if isinstance(value, Modifier):
+        return _signature(value)
+    if isinstance(value, Tensor):
+        return id(value)
+    return repr(value) if isinstance(value, list | dict) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.engine.blocks import Block
+from turnout.local import transforms
+from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.jobs import Job
 
@@ -80,28 +82,39 @@ def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
             setattr(thing, part.name, facts[part.name])
 
 
-def known_work(place: str, name: str) -> type[LocalSGD]:
-    """The local work of that name, one of those that have been imported: neither a checkpoint nor a message can name
-    another class. Version 0.1 wrote the module before the name."""
-    short = name.rpartition(".")[2]
-    found = [kind for kind in _works(LocalSGD) if kind.__name__ == short]
+def _known(place: str, root: type[Any], what: str, name: str) -> type[Any]:
+    """The subclass of that name, one of those that have been imported: neither a checkpoint nor a message can name
+    another class."""
+    found = [kind for kind in _kinds(root) if kind.__name__ == name]
     if not found:
-        raise UserError(f"{place}: it asks for the local work {short}, which is not known here; import what defines it")
+        raise UserError(f"{place}: it asks for the {what} {name}, which is not known here; import what defines it")
     if len(found) > 1:
         modules = " and ".join(sorted(kind.__module__ for kind in found))
-        raise UserError(f"{place}: {modules} both define a local work {short}; give one of them another name")
+        raise UserError(f"{place}: {modules} both define a {what} {name}; give one of them another name")
     return found[0]
 
 
-def _works(root: type[LocalSGD]) -> Iterator[type[LocalSGD]]:
+def _kinds(root: type[Any]) -> Iterator[type[Any]]:
     yield root
     for child in root.__subclasses__():
-        yield from _works(child)
+        yield from _kinds(child)
 
 
 def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
-    """Its class by name, its numbers and words, its tensors: what a checkpoint or a message can hold of it."""
-    values = {part.name: getattr(work, part.name) for part in fields(work)}
+    """Its class by name, its numbers and words, its tensors: what a checkpoint or a message can hold of it. Modifiers
+    are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
+    values, tensors = _values(work)
+    modifiers = []
+    for before, part in list(work.parts.items())[1:]:
+        plain, own = _values(part)
+        modifiers.append([type(part).__name__, plain])
+        tensors |= {before + name: value for name, value in own.items()}
+    return type(work).__name__, values | {"modifiers": modifiers}, tensors
+
+
+def _values(part: LocalSGD | Modifier) -> tuple[dict[str, Any], Named]:
+    """Numbers and words, and tensors."""
+    values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "modifiers"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if name not in tensors}
     for name, value in plain.items():
@@ -109,10 +122,36 @@ def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"local.{name}: the {type(value).__name__} that {type(work).__name__} has there can neither be saved "
+                f"local.{name}: the {type(value).__name__} that {type(part).__name__} has there can neither be saved "
                 "nor sent; a local work holds numbers, text, lists of these, and tensors"
             ) from error
-    return type(work).__name__, plain, tensors
+    return plain, tensors
+
+
+def work_of(place: str, name: str, values: Mapping[str, Any], tensors: Named) -> LocalSGD:
+    """The inverse of `work_parts`."""
+    name, values, tensors = _former(name, dict(values), dict(tensors))
+    modifiers = tuple(
+        object.__new__(_known(place, Modifier, "modifier", kind)).bind(own) for kind, own in values.pop("modifiers", [])
+    )
+    work: LocalSGD = object.__new__(_known(place, LocalSGD, "local work", name))
+    return work.bind(values | {"modifiers": modifiers}).bind(tensors)
+
+
+def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named]:
+    """A work as version 0.1 wrote it: with its module, transforms as one text, and two modifiers as works."""
+    short = name.rpartition(".")[2]
+    if "transform" not in values:
+        return short, values, tensors
+    chain = transforms.former(values.pop("transform")).values()
+    modifiers: list[list[Any]] = [[type(transform).__name__, vars(transform)] for transform in chain]
+    if short == "ProximalSGD":
+        modifiers.append(["Proximal", {"mu": values.pop("mu")}])
+    if short == "ControlledSGD":
+        tensors[f"modifiers.{len(modifiers)}.control"] = tensors.pop("control")
+        modifiers.append(["ControlVariates", {}])
+    own = {"ProximalSGD": "LocalSGD", "ControlledSGD": "LocalSGD"}
+    return own.get(short, short), values | {"modifiers": modifiers}, tensors
 
 
 class _Blocks:
@@ -179,8 +218,7 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
     tensors = {name: value.to(device) for name, value in tensors.items()}
     works = []
     for number, (name, values) in enumerate(facts["works"]):
-        work = known_work("checkpoint", name)
-        works.append(object.__new__(work).bind(values | unnest(f"work{number}", tensors)))
+        works.append(work_of("checkpoint", name, values, unnest(f"work{number}", tensors)))
     models = [model.clone() for model in tensors["models"]] if "models" in tensors else []  # each begins where it did
     blocks = {kind: _load_blocks(kind, tensors) for kind in _TRAINED}
     jobs = []
@@ -200,11 +238,11 @@ def share_tensors(jobs: Sequence[Job], known: Sequence[Tensor]) -> None:
     share with `known`, received models with the first of them."""
     works = {id(job.work): job.work for job in jobs}
     for work in works.values():
-        for part in fields(work):
-            value = getattr(work, part.name)
-            if isinstance(value, Tensor):
-                twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
-                object.__setattr__(work, part.name, twin)
+        for part in work.parts.values():
+            for name, value in vars(part).items():
+                if isinstance(value, Tensor):
+                    twin = next((tensor for tensor in known if torch.equal(tensor, value)), value)
+                    object.__setattr__(part, name, twin)
     for job in jobs:
         if torch.equal(job.received, known[0]):
             job.received = known[0]

@@ -1,4 +1,5 @@
-"""What comes back from jobs. Rows of `Updates` are jobs; their vectors are computed only when looked at."""
+"""What comes back from jobs. Rows of `Updates` are jobs: to look at a vector, or to add vectors up, is what has them
+trained (`_blocks`)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Updates:
         self._jobs = [] if self._crew is not None else list(jobs)
         self._sealed = False
         self.failed = failed or Failures()
-        self._train = train
+        self._ensure_trained = train
         self._version = version
         self._ticks = ticks_per_second
         self._model = model  # [P] any one: what the vectors look like where there is none
@@ -107,14 +108,14 @@ class Updates:
     def __add__(self, other: Updates) -> Updates:
         failed = Failures(self.failed.jobs + other.failed.jobs)
         version, both = max(self._version, other._version), self._rows + other._rows
-        joined = Updates(both, self._train, version, self._ticks, self._model, failed)
+        joined = Updates(both, self._ensure_trained, version, self._ticks, self._model, failed)
         return joined.sealed(self._sealed or other._sealed)
 
     def select(self, rows: ArrayLike) -> Updates:
         """Some of the rows: a boolean mask or positions."""
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        some = Updates([self._rows[i] for i in rows], self._train, self._version, self._ticks, self._model)
+        some = Updates([self._rows[i] for i in rows], self._ensure_trained, self._version, self._ticks, self._model)
         return some.sealed(self._sealed)
 
     @property
@@ -161,11 +162,11 @@ class Updates:
         return self._column("steps")
 
     def _blocks(self, held: bool = False) -> list[Part]:
-        """The trained rows, `by_block`."""
+        """Have the jobs trained, unless that was done, and give their rows `by_block`."""
         self._check_open()
         if self._crew is not None and self.columns is not None:
             if self._crew.block is None:
-                self._train(self._crew)
+                self._ensure_trained(self._crew)
             if self._crew.block is not None:
                 rows = range(len(self))
                 return [(self._crew.block, rows, rows)]
@@ -174,7 +175,7 @@ class Updates:
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
             )
         if any(job.result is None for job in self._rows):
-            self._train(self._rows)
+            self._ensure_trained(self._rows)
         results = [job.result for job in self._rows]
         assert None not in results
         return by_block(cast(list[tuple[Block, int]], results))

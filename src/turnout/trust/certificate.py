@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from turnout.trust.assumptions import Assumption, heuristic
@@ -98,3 +99,15 @@ _STYLE = (
     "th{text-align:left;padding-right:1rem;vertical-align:top}td{overflow-wrap:anywhere;padding-right:1rem}"
     ".fails td:first-child{color:#b00020;font-weight:bold}.holds td:first-child{color:#1b5e20}"
 )
+
+
+def served(folder: Path, clients: Sequence[int]) -> dict[str, float]:
+    """Average loss and metrics of these clients under the model of a finished run."""
+    import pyarrow.parquet as pq
+
+    if not (path := folder / "clients.parquet").exists():
+        return {}
+    table = pq.read_table(path).to_pydict()
+    rows = [row for row, client in enumerate(table["client"]) if client in clients]
+    names = [name for name in table if name.endswith(("_loss", "_accuracy")) and rows]
+    return {name: sum(table[name][row] for row in rows) / len(rows) for name in names}

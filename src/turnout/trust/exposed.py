@@ -30,7 +30,7 @@ class Exposed:
         if people.test is None and people.central is not None:
             inputs, targets = torch.cat([inputs, people.central[0]]), torch.cat([targets, people.central[1]])
         task = experiment.algorithm.trained_task(experiment.task)
-        self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve(task))
+        self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve())
         check_separate(self.cohort.task)
         self.trained = np.zeros(len(inputs), bool)
         self.trained[people.train.values] = True

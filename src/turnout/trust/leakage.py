@@ -140,7 +140,7 @@ def finished(folder: Path) -> tuple[Experiment, Tensor]:
         warnings.warn(sentence, stacklevel=2)
     if not (folder / "result.json").exists():
         raise UserError(f"attack: {folder} is unfinished; go on with: turnout resume {folder}")
-    experiment, _, _ = config.build(config.read(str(folder / "config.toml")))
+    experiment, _, _ = config.build(config.read_run(folder))
     rounds = read_json(folder / "result.json")["rounds"]
     task = experiment.algorithm.trained_task(experiment.task)
     task = task.to(dtype=experiment.plan.dtype)

@@ -37,7 +37,7 @@ from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Observer
 from turnout.server.stopping import Stopping
 from turnout.trust.assumptions import ABSENT, PREPARED, Assumption, assumptions, unchanged
-from turnout.trust.certificate import Certificate, page, statement
+from turnout.trust.certificate import Certificate, page, served, statement
 from turnout.trust.forget import Branches, Rollback, retraining, tracked_settings
 from turnout.trust.guarantee import guarantee
 
@@ -257,7 +257,7 @@ class _Request:
             "ended": self._of_needed(lambda home: log_of(home).head),
             "version": VERSION,
             "model": sha256(model) if model.exists() else None,
-            "served": _served(self.run.folder, self.clients),
+            "served": served(self.run.folder, self.clients),
         }
 
     def _planned(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class _Request:
         last = self.log.find("superseded", self.number) or planned
         before, after = (
             {f"{name} of the forgotten, {when}": value for name, value in served.items()}
-            for when, served in (("before", requested["served"]), ("after", _served(self.run.folder, self.clients)))
+            for when, served in (("before", requested["served"]), ("after", served(self.run.folder, self.clients)))
         )
         certificate: Certificate = {
             "version": requested["version"],
@@ -390,15 +390,3 @@ class _Request:
         write_text(stem.with_suffix(".json"), as_json_text(certificate))
         write_text(stem.with_suffix(".html"), page(certificate))
         return {name: sha256(stem.with_suffix(f".{name}")) for name in ("json", "html")}
-
-
-def _served(folder: Path, clients: Sequence[int]) -> dict[str, float]:
-    """Mean loss and metrics of these clients under the model of a finished run."""
-    import pyarrow.parquet as pq
-
-    if not (path := folder / "clients.parquet").exists():
-        return {}
-    table = pq.read_table(path).to_pydict()
-    rows = [row for row, client in enumerate(table["client"]) if client in clients]
-    names = [name for name in table if name.endswith(("_loss", "_accuracy")) and rows]
-    return {name: sum(table[name][row] for row in rows) / len(rows) for name in names}

@@ -25,8 +25,8 @@ OF_ABSENT = ("requested", "planned", "certified")  # of clients that never took 
 FIRST = "0" * 64
 NOBODY = "none: no client of the request ever took part"
 REPLACED = ("model.safetensors", "clients.parquet", "result.json")
-
 BUDGET = ("epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention")
+Psi = Callable[[list[int], str], Callable[[int, int], float]]  # of a group, by which rule: at a branch, at a round
 
 
 def problems(run: Path, head: str | None = None) -> list[str]:
@@ -193,36 +193,42 @@ def check_request(
             found.append(f"request {number}: certificate{number}.{kind} is not the one in the log")
             return found
     certificate = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    everybody = sorted(client for group in groups for client in group)
-    promises = [(certificate["guarantee"], groups[-1], settings["group_rule"])]
-    promises += [
-        (promise, group, settings["group_rule"]) for promise, group in zip(certificate["earlier"], groups, strict=False)
-    ]
-    promises.append((certificate["together"], everybody, "sum"))
-    for promise, group, rule in promises:
-        at_cuts = [psi(group, rule)(*cut) for cut in planned["lineage"]]
-        mu = math.hypot(*(0.0 if value == 0 else value / settings["sigma"] for value in at_cuts))
-        right = (mu, _least_epsilon(mu, settings["delta"]), excess(mu, settings["epsilon"]))
-        stated = (promise["mu"], promise["epsilon"], promise["delta"])
-        if promise["clients"] != group and promise["clients"] != sorted(group):
-            found.append(f"request {number}: a promise names {promise['clients']}, not {group}")
-        if not all(_near(a, b) for a, b in zip([*right, *at_cuts], [*stated, *promise["psi"]], strict=True)):
-            words = "mu {:.6g}, epsilon {:.6g}, delta {:.6g}".format(*right)
-            found.append(f"request {number}: the promise to {group} should be {words}")
-    found += [
-        f"request {number}: its certificate does not say of {name} what the log says"
-        for name, value in facts_of(number, steps, everybody).items()
-        if certificate[name] != value
-    ]
-    doubtful = any(one["state"] in ("fails", "unknown") for one in certificate["assumptions"])
-    if doubtful and "heuristic" not in certificate["statement"]:
-        found.append(f"request {number}: its certificate does not say that the bound is heuristic")
+    found += [f"request {number}: {problem}" for problem in _check_certificate(certificate, number, steps, groups, psi)]
     destroyed = steps["destroying"]["files"] if "destroying" in steps else {}
     found += [
         f"request {number}: {name} was to be destroyed"
         for name, value in destroyed.items()
         if (run / name).exists() and _hash(run / name) == value
     ]
+    return found
+
+
+def _check_certificate(
+    certificate: dict[str, Any], number: int, steps: dict[str, dict[str, Any]], groups: list[list[int]], psi: Psi
+) -> list[str]:
+    settings, lineage, found = steps["requested"]["settings"], steps["planned"]["lineage"], list[str]()
+    everybody = sorted(client for group in groups for client in group)
+    stated_to = [(certificate["guarantee"], groups[-1]), *zip(certificate["earlier"], groups, strict=False)]
+    promises = [(promise, group, settings["group_rule"]) for promise, group in stated_to]
+    promises.append((certificate["together"], everybody, "sum"))
+    for promise, group, rule in promises:
+        at_cuts = [psi(group, rule)(*cut) for cut in lineage]
+        mu = math.hypot(*(0.0 if value == 0 else value / settings["sigma"] for value in at_cuts))
+        right = (mu, _least_epsilon(mu, settings["delta"]), excess(mu, settings["epsilon"]))
+        stated = (promise["mu"], promise["epsilon"], promise["delta"])
+        if promise["clients"] != group and promise["clients"] != sorted(group):
+            found.append(f"a promise names {promise['clients']}, not {group}")
+        if not all(_near(a, b) for a, b in zip([*right, *at_cuts], [*stated, *promise["psi"]], strict=True)):
+            words = "mu {:.6g}, epsilon {:.6g}, delta {:.6g}".format(*right)
+            found.append(f"the promise to {group} should be {words}")
+    found += [
+        f"its certificate does not say of {name} what the log says"
+        for name, value in facts_of(number, steps, everybody).items()
+        if certificate[name] != value
+    ]
+    doubtful = any(one["state"] in ("fails", "unknown") for one in certificate["assumptions"])
+    if doubtful and "heuristic" not in certificate["statement"]:
+        found.append("its certificate does not say that the bound is heuristic")
     return found
 
 
@@ -257,9 +263,6 @@ def facts_of(number: int, steps: dict[str, dict[str, Any]], everybody: list[int]
         },
         "log": {"entry": last["number"], "hash": last["hash"]},
     }
-
-
-# -- the mathematics, once more --------------------------------------------------------------------------------
 
 
 def bound(known: list[list[int]], turns: list[dict[str, Any]], group: list[int], rule: str) -> list[float]:
@@ -357,9 +360,6 @@ def _least(holds: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-# -- small things ----------------------------------------------------------------------------------------------
 
 
 def _near(a: float | None, b: float | None) -> bool:

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from turnout.clients.devices import Devices
-from turnout.clients.draws import AtLeast, Gaussian, Table, sample
+from turnout.clients.devices import AtLeast, Devices, Gaussian, Table, sample
 from turnout.clients.links import Links
 from turnout.clients.power import Power
 from turnout.core.random import FloatArray

@@ -1,0 +1,111 @@
+"""Choose how local work is computed, and say why: the only place that does.
+
+| path | how |
+|---|---|
+| `chain` | all clients together, plain SGD whose backward pass is written out (`chain.py`); convolutions on a CPU in blocks of clients on threads |
+| `vmap` | all clients together, gradients of automatic differentiation |
+| `threads` | one client after another, on threads of one-thread kernels |
+| `ray` | any of these, in workers elsewhere (`ray_pool.py`) |
+
+On CUDA the steps of plain SGD by `chain` and `vmap` are graphs that are replayed (`graphs.py`).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+
+from turnout.engine import plain_sgd
+from turnout.engine.chain import Chain, NoChainError
+from turnout.engine.plan import Plan
+from turnout.local.sgd import LocalSGD
+from turnout.task.task import Task
+
+CHAIN, VMAP, THREADS, RAY = "chain", "vmap", "threads", "ray"
+
+# A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
+_SLOW_ON_CPU = {"convolutions": (nn.Conv1d, nn.Conv2d, nn.Conv3d), "recurrent layers": (nn.RNNBase,)}
+
+
+class Path(NamedTuple):
+    """One way to compute a local work, and why it is this one."""
+
+    name: str  # chain, vmap, threads or ray
+    why: str  # a sentence without its full stop
+    whole: bool = False  # whether a job is nothing but steps of plain SGD, taken by many clients together
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+def select_path(
+    task: Task, local: LocalSGD, own: Collection[str], plan: Plan, chain: Chain | str | None = None
+) -> Path:
+    """Choose the path of a local work of which the numbers named in `own` differ between clients. The task has been
+    examined; `chain` is what `chain_or_reason` says of it, where that is known already."""
+    if plan.engine == "ray":
+        return Path(RAY, f"engine.engine is ray; its workers take {select_path(task, local, own, _auto(plan), chain)}")
+    apart = reason_apart(task, plan)
+    chain = chain_or_reason(task, plan) if chain is None else chain
+    plain, ends_plainly = plain_sgd.applies(task, local, own), type(local).finish is LocalSGD.finish
+    against = "" if plain else _reason_not_plain(local, own)
+    if not against and isinstance(chain, str):
+        against = chain
+    elif not against and apart and local.report:
+        against = f"clients report {local.report} beside their updates"
+    elif not against and apart and not ends_plainly:
+        against = f"{type(local).__name__} ends a job in its own way"
+    graphs = "; CUDA graphs replay it" if plain and plan.device != "cpu" and plan.graphs else ""
+    if isinstance(chain, Chain) and not against:
+        blocks = "; blocks of clients on threads" if plan.device == "cpu" and chain.convolves else ""
+        return Path(CHAIN, f"plain SGD through {chain.words}{blocks}{graphs}", ends_plainly)
+    if apart:
+        return Path(THREADS, apart if task.alone else f"{apart}; {against}")
+    return Path(VMAP, f"{against}{graphs}", plain and ends_plainly)
+
+
+def reason_apart(task: Task, plan: Plan) -> str:
+    """Say why clients cannot or should not be computed together; "": they are."""
+    return task.alone or _slow_together(task, plan)
+
+
+def falls_back(task: Task, plan: Plan) -> bool:
+    """Say whether clients are computed one after another though the plan did not want that."""
+    return bool(task.alone) and (plan.engine == "ray" or not _slow_together(task, plan))
+
+
+def chain_or_reason(task: Task, plan: Plan) -> Chain | str:
+    """Write out the backward pass of a task's model, or say why it cannot or should not be."""
+    if plan.kernels == "general":
+        return "engine.kernels is general"
+    try:
+        return Chain.made(task, plan.convolution)
+    except NoChainError as error:
+        return str(error)
+
+
+def _auto(plan: Plan) -> Plan:
+    return replace(plan, engine="auto")
+
+
+def _slow_together(task: Task, plan: Plan) -> str:
+    """Say why clients should be computed one after another, as far as the plan and the layers say."""
+    layers = list(task.module.modules())
+    slow = [word for word, kinds in _SLOW_ON_CPU.items() if any(isinstance(layer, kinds) for layer in layers)]
+    if slow and plan.device == "cpu" and plan.engine != "vectorised":
+        return f"the model has {' and '.join(slow)} and the device is a CPU"
+    return "engine.engine is sequential" if plan.engine == "sequential" else ""
+
+
+def _reason_not_plain(local: LocalSGD, own: Collection[str]) -> str:
+    """Say what makes a local work more than plain SGD."""
+    if local.active:
+        kinds = ", ".join(type(modifier).__name__ for modifier in local.active)
+        return f"local.modifiers change the steps of plain SGD ({kinds})"
+    for name in ("momentum", "weight_decay", "clip_norm"):
+        if getattr(local, name) or name in own:
+            return f"local.{name} changes the steps of plain SGD"
+    return f"{type(local).__name__} is more than plain SGD"

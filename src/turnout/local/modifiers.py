@@ -1,0 +1,179 @@
+"""Modifiers: what is added to local work, whatever that work is.
+
+A modifier is pure functions for *one* client, each optional. For a job the engine calls, beside the work's own,
+
+    kept           = start(task, received, state, data)
+    gradient       = gradient(slope, params, kept, batch)        # of every gradient that the work takes
+    params, kept   = step(params, kept, batch)                   # after each step of the work
+    payload, state = finish(task, received, params, kept, payload, state, data)
+
+`slope(params)` is the gradient of the mini-batch as it is without the modifier: that of the work and of the modifiers
+before it. Several are folded left to right. Fields that hold a number may be given per client, as those of the work;
+tensor fields are the same for all, sent with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
+
+if TYPE_CHECKING:
+    from turnout.local.sgd import Batch, ClientData, LocalSGD
+    from turnout.task.task import Task
+
+Kept = Any  # whatever a modifier carries through a job: tensors in tuples, lists or dicts
+Named = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+Slope = Callable[[Tensor], Tensor]  # [P] parameters -> [P] gradient
+
+
+@dataclass(frozen=True)
+class Modifier(Spelt):
+    """Base class: changes nothing."""
+
+    keeps_fast_paths: ClassVar[bool] = False  # whether training is the same without it: it acts on what is sent alone
+    gradients: ClassVar[int] = 1  # how many gradients it asks for where the work asks for one
+    passes: ClassVar[int] = 0  # over the client's samples, besides the steps
+
+    @property
+    def pull(self) -> float:
+        """How strongly each step is pulled towards a fixed point."""
+        return 0.0
+
+    def check(self, work: LocalSGD) -> None:
+        """Raise where that work cannot have it."""
+
+    def state_shapes(self, task: Task) -> Shapes:
+        """What the client keeps between its jobs, by name; created as zeros."""
+        return {}
+
+    def payload_shapes(self, task: Task) -> Shapes:
+        """What is sent beside the work's, by name."""
+        return {}
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Kept:
+        """What it carries through the job."""
+        return ()
+
+    def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
+        """The gradient `[P]` in the place of `slope(params)`."""
+        return slope(params)
+
+    def step(self, params: Tensor, kept: Kept, batch: Batch) -> tuple[Tensor, Kept]:
+        """The parameters after a step of the work, and what it carries on."""
+        return params, kept
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, kept: Kept, payload: Named, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        """What is sent and what the client keeps, in the place of what is given."""
+        return payload, state
+
+    def bind(self, options: Mapping[str, Any]) -> Self:
+        """The same modifier with some numbers replaced: by arrays over clients, or by one client's scalars."""
+        bound = copy.copy(self)
+        for name, value in options.items():
+            object.__setattr__(bound, name, value)
+        return bound
+
+    @property
+    def tensors(self) -> Named:
+        """Its tensor fields, by name."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class Proximal(Modifier):
+    """Stay near the model received: every gradient gets the pull `mu * (theta - received)`, which is that of
+    L_i(theta) + mu/2 |theta - received|^2.
+
+    Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
+    """
+
+    mu: float = 0.1  # strength of the proximal term
+
+    def __post_init__(self) -> None:
+        if not np.all(np.isfinite(self.mu)) or np.any(np.asarray(self.mu) < 0):
+            raise UserError(f"local.proximal.mu: {self.mu} must be a number of at least 0")
+
+    @property
+    def pull(self) -> float:
+        return self.mu
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Kept:
+        return received
+
+    def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
+        received: Tensor = kept
+        return slope(params) + self.mu * (params - received)
+
+
+@dataclass(frozen=True)
+class SharpnessAware(Modifier):
+    """The gradient at the steepest point within `rho`: g(theta + rho g(theta) / |g(theta)|).
+
+    Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-aware minimization for efficiently improving generalization", ICLR
+    2021.
+    """
+
+    gradients: ClassVar[int] = 2
+
+    rho: float = 0.05  # how far up the gradient is taken
+
+    def __post_init__(self) -> None:
+        if not np.all(np.isfinite(self.rho)) or np.any(np.asarray(self.rho) < 0):
+            raise UserError(f"local.sharpness_aware.rho: {self.rho} must be a number of at least 0")
+
+    def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
+        uphill = slope(params)
+        return slope(params + self.rho * uphill / uphill.norm().clamp(min=1e-12))
+
+
+@dataclass(frozen=True, eq=False)
+class ControlVariates(Modifier):
+    """Every gradient is corrected by `c - c_i`; afterwards `c_i <- c_i - c + (received - theta) / (K lr)`.
+
+    Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
+    """
+
+    control: Tensor  # [P] the server's c
+
+    def check(self, work: LocalSGD) -> None:
+        if np.any(work.momentum):
+            raise UserError("local.momentum: SCAFFOLD estimates gradients from plain steps; set it to 0")
+
+    def payload_shapes(self, task: Task) -> Shapes:
+        return {"control": (task.size,)}
+
+    def state_shapes(self, task: Task) -> Shapes:
+        return {"control": (task.size,)}
+
+    def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Kept:
+        nothing = received.new_zeros(())
+        return self.control - state["control"], nothing, nothing.clone()
+
+    def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
+        correction: Tensor = kept[0]
+        return slope(params) + correction
+
+    def step(self, params: Tensor, kept: Kept, batch: Batch) -> tuple[Tensor, Kept]:
+        correction, steps, _ = kept
+        return params, (correction, steps + 1, torch.zeros_like(steps) + batch.lr)
+
+    def finish(
+        self, task: Task, received: Tensor, params: Tensor, kept: Kept, payload: Named, state: Named, data: ClientData
+    ) -> tuple[Named, Named]:
+        _, steps, lr = kept
+        delta = params - received
+        change = torch.where(steps > 0, -self.control - delta / (steps * lr).clamp(min=1e-30), torch.zeros_like(delta))
+        return payload | {"control": change}, state | {"control": state["control"] + change}
