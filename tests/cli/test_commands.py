@@ -19,7 +19,7 @@ from terminal import QUICK, Terminal, bits, digits_inputs, names
 
 import turnout
 from turnout import data as datasets
-from turnout.cli import commands as cli
+from turnout.cli.list import LISTED
 from turnout.config import config, registry
 from turnout.record.history import History
 from turnout.record.run_folder import reseal
@@ -72,7 +72,7 @@ def test_version_and_help(terminal: Terminal) -> None:
 
 def test_list_everything(terminal: Terminal) -> None:
     listing = terminal.done("list", "--json").json()
-    assert set(listing) == set(cli.KINDS)
+    assert set(listing) == set(LISTED)
     assert list(listing["algorithms"]) == registry.names("algorithm")
     assert list(listing["samplers"]) == registry.names("sampler")
     assert list(listing["datasets"]) == datasets.names()
@@ -82,7 +82,7 @@ def test_list_everything(terminal: Terminal) -> None:
     assert all(name in text for _, name in names(listing))
 
 
-@pytest.mark.parametrize("kind", cli.KINDS)
+@pytest.mark.parametrize("kind", LISTED)
 def test_list_one_kind(terminal: Terminal, kind: str) -> None:
     listing = terminal.done("list", kind, "--json").json()
     assert list(listing) == [kind]
@@ -103,11 +103,19 @@ def test_show_every_name_that_list_prints(terminal: Terminal) -> None:
 def test_show_says_what_and_with_which_options(terminal: Terminal) -> None:
     shown = terminal.done("show", "fednova").out
     assert "Wang et al." in shown
-    for option, default in (("mu", "0.0"), ("server_lr", "1.0"), ("observed", "False"), ("deadline", "None")):
-        (line,) = [line.split() for line in shown.splitlines() if line.split()[:1] == [option]]
-        assert line[-1] == default
+    for option, default in (("mu", "0.0"), ("server_lr", "1.0"), ("observed", "false"), ("deadline", "none")):
+        line = next(line.split() for line in shown.splitlines() if line.split()[:1] == [option])
+        assert line[1] == default
+    assert "seconds after the models are out; none: no limit" in " ".join(shown.split())
     assert "[sampler] option" in terminal.done("show", "md").out
     assert "required" in terminal.done("show", "bernoulli").out
+
+
+def test_show_explains_a_section(terminal: Terminal) -> None:
+    """Also one whose name a thing has, too: there is an algorithm `local`."""
+    assert "[links] option" in terminal.done("show", "links").out
+    shown = terminal.done("show", "local").out
+    assert "[algorithm] option" in shown and "[local] option" in shown
 
 
 def test_show_keeps_brackets(terminal: Terminal) -> None:
@@ -300,7 +308,7 @@ def test_resume_keeps_the_recorded_plan(terminal: Terminal, monkeypatch: pytest.
         plans.append(result.server.plan)
         return result
 
-    monkeypatch.setattr("turnout.cli.run.execute", watched)
+    monkeypatch.setattr("turnout.cli._carry_out.execute", watched)
     terminal.done("resume", "runs/a")
     assert [(plan.engine, plan.memory_mib) for plan in plans] == [("sequential", 77)]
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from turnout.core.errors import UserError, check_positive
 from turnout.core.memory import room_like
+from turnout.core.spelling import Spelt
 
 
 @dataclass
-class Step:
+class Step(Spelt):
     """`model <- model + lr * change`."""
 
     lr: float = 1.0  # how far the server goes along the aggregated difference

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from turnout.core.spelling import Spelt
+
 if TYPE_CHECKING:
     from turnout.server.server import Server
     from turnout.server.updates import Updates
 
 
 @dataclass
-class LastUpdate:
+class LastUpdate(Spelt):
     """Keep every client's last update: each counts its importance in every round, whoever has answered (MIFA: Gu et
     al., NeurIPS 2021). Where the learning rate falls, updates are taken as they would be at the current one. Memory: N
     models."""

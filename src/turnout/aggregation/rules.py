@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from turnout.core.errors import UserError, check_positive
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
+from turnout.core.spelling import Spelt
 
 _TINY = 1e-30
 _COLUMNS = 1 << 14  # looked at together: what a sort needs stays small and near
@@ -137,7 +138,7 @@ def _by_columns(function: Callable[[Tensor, Tensor], Tensor], rows: Tensor, weig
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Spelt):
     """Make one row of many: what takes the place of the weighted sum. With `buckets` a rule sees the means of that many
     random buckets, whose rows differ less (Karimireddy, He, Jaggi, ICLR 2022)."""
 

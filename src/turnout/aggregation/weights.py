@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Weigh:
+class Weigh(Spelt):
     """Make weights `[k]` of the weights that the method gives its updates."""
 
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:

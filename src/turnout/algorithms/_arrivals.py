@@ -36,12 +36,12 @@ class Arrivals(Algorithm):
     names: ClassVar[dict[str, str]] = {}  # of options of its own wait, by those of the part
 
     local: LocalSGD
-    max_staleness: int | None = None
-    staleness_discount: str = "none"
-    discount_rate: float = 0.5
-    discount_from: float = 0.0
-    retry: float = 1.0
-    concurrency: int | None = field(default=None, kw_only=True)
+    max_staleness: int | None = None  # versions: older updates are dropped; none: none is
+    staleness_discount: str = "none"  # none, polynomial or hinge: how weights shrink with staleness
+    discount_rate: float = 0.5  # how fast they shrink: polynomial (s + 1)^-rate
+    discount_from: float = 0.0  # versions: the staleness from which hinge shrinks
+    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    concurrency: int | None = field(default=None, kw_only=True)  # clients at work at once; none: all
     absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
 

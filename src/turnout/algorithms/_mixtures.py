@@ -37,10 +37,10 @@ class Mixtures(Algorithm):
     trains: ClassVar[type[LocalSGD] | None] = MixtureSGD
 
     local: LocalSGD
-    components: int = 3
-    min_weight: float = 0.0
-    unseen_steps: int = 1
-    outputs: Outputs | None = None
+    components: int = 3  # models that are trained at once
+    min_weight: float = 0.0  # least weight that a client gives a component
+    unseen_steps: int = 1  # updates in which a client never seen finds its weights
+    outputs: Outputs | None = None  # what is averaged; none: what the loss says
     starved: list[int] = field(default_factory=list, init=False)
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ class Personalised(FedAvg):
     """FedAvg with another local work. A client that never trained makes itself a model from the global one, which it
     does not change, in `tuning_epochs` passes before it serves."""
 
-    tuning_epochs: int = 1
+    tuning_epochs: int = 1  # passes in which a client never seen makes itself a model
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,8 +24,8 @@ class Regional(Algorithm):
     client is expected to need. Without regions there is one edge."""
 
     local: LocalSGD
-    deadline: float | None = None
-    fraction: float = 0.3
+    deadline: float | None = None  # seconds after the models are out; none: what the slowest client is expected to need
+    fraction: float = 0.3  # share of an edge's clients that is selected
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them

@@ -26,8 +26,8 @@ class APFL(Personalised):
     reads_updates: ClassVar[bool] = False
     trains: ClassVar[type[LocalSGD] | None] = InterpolatedSGD
 
-    alpha: float = 0.5
-    adaptive: bool = False
+    alpha: float = 0.5  # share of the client's own model in what it serves: 0 is FedAvg, 1 local training
+    adaptive: bool = False  # whether every client finds its own alpha by gradient steps
 
     def __post_init__(self) -> None:
         super().__post_init__()

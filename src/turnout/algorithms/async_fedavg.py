@@ -37,8 +37,8 @@ class AsyncFedAvg(Arrivals):
     reads_updates: ClassVar[bool] = False
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {"optimiser": ("server_lr",)}
 
-    weight_rule: str = "unbiased"
-    server_lr: float = 1.0
+    weight_rule: str = "unbiased"  # unbiased (p / f), measured, naive or learning_rate
+    server_lr: float = 1.0  # how far the server goes along an update
     gaps: Gaps = field(default_factory=Gaps, init=False)
 
     def __post_init__(self) -> None:

@@ -29,9 +29,9 @@ class CFCFM(Algorithm):
     reads_updates: ClassVar[bool] = False
 
     local: LocalSGD
-    fraction: float = 0.3
-    deadline: float | None = None
-    retry: float = 1.0
+    fraction: float = 0.3  # share of the clients whose answers close a round
+    deadline: float | None = None  # seconds after the models are out; none: no limit
+    retry: float = 1.0  # seconds that a round takes which finds nobody online
     last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
 
     def __post_init__(self) -> None:

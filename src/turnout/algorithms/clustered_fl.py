@@ -42,8 +42,8 @@ class ClusteredFL(FedAvg):
         "serve": "has as many models as clusters",
     }
     sampler: Sampler = field(default_factory=Full, init=False)
-    tol_1: float = 0.4
-    tol_2: float = 1.6
+    tol_1: float = 0.4  # norm: a cluster is split once its mean update is shorter
+    tol_2: float = 1.6  # norm: and one of its updates is longer
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [C, P]
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class DFedEM(Mixtures, DPASGD):
         "optimiser": "has no server",
         "serve": "has no server",
     }
-    objective: str = "importance"
+    objective: str = "importance"  # importance or equal: how silos count
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ class Ditto(Personalised):
     reads_updates: ClassVar[bool] = False
     trains: ClassVar[type[LocalSGD] | None] = DittoSGD
 
-    mu: float = 0.1
+    mu: float = 0.1  # pull of the own model towards the global one; 0: local training
 
     def __post_init__(self) -> None:
         super().__post_init__()

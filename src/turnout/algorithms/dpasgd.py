@@ -48,8 +48,8 @@ class DPASGD(Algorithm):
     local: LocalSGD
     overlay: Overlay | None = None
     network: Network | None = None
-    mixing: str | None = None
-    objective: str = "equal"
+    mixing: str | None = None  # local_degree, metropolis, fdla, uniform or none; not given: the overlay's own
+    objective: str = "equal"  # equal or importance: how silos count
     latency: PerRound | None = None
     silos: Silos = field(default_factory=Silos, init=False)
 

@@ -18,7 +18,7 @@ class FedAdagrad(FedAdam):
 
     no_use_for: ClassVar[tuple[str, ...]] = ("beta2",)
 
-    beta1: float = 0.0
+    beta1: float = 0.0  # share that the mean of the changes keeps
 
     def own_optimiser(self) -> Adagrad:
         return Adagrad(self.server_lr, self.beta1, tau=self.tau)

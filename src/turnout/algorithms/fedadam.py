@@ -23,10 +23,10 @@ class FedAdam(FedAvg):
         "optimiser": ("server_lr", "beta1", "beta2", "tau")
     }
 
-    server_lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    server_lr: float = 0.01  # how far the server goes
+    beta1: float = 0.9  # share that the mean of the changes keeps
+    beta2: float = 0.99  # share that the mean of the squared changes keeps
+    tau: float = 1e-3  # what keeps the denominator from 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,9 +37,9 @@ class FedAsync(Arrivals):
         "remember": "mixes models one by one",
         "rule": "mixes models one by one",
     }
-    mixing: float = 0.6
-    mu: float = 0.0
-    staleness_discount: str = "polynomial"
+    mixing: float = 0.6  # share of a client's model in the mixture, before its staleness counts
+    mu: float = 0.0  # strength of the proximal term
+    staleness_discount: str = "polynomial"  # none, polynomial or hinge: how it shrinks with staleness
 
     def __post_init__(self) -> None:
         super().__post_init__()

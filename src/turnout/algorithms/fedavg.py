@@ -47,12 +47,12 @@ class FedAvg(Algorithm):
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
-    server_lr: float = 1.0
-    deadline: float | None = None
-    wait_for: int | None = None
-    wait_for_crashed: bool = False
-    retry: float = 1.0
-    normalise: str = "invited"
+    server_lr: float = 1.0  # how far the server goes along the weighted sum
+    deadline: float | None = None  # seconds after the models are out; none: no limit
+    wait_for: int | None = None  # answers that close a round; none: all. Invite more than are needed
+    wait_for_crashed: bool = False  # whether to wait until the deadline for clients known to have failed
+    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    normalise: str = "invited"  # invited: the weight of the silent is lost; responders: it goes to the others
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ class FedAvgRP(FedAvg):
     cannot: ClassVar[dict[str, str]] = {
         "remember": "averages models, not updates",
     }
-    normalise: str = "responders"
+    normalise: str = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         updates = server.finite(updates)

@@ -19,7 +19,7 @@ class FedAvgM(FedAvg):
     reads_updates: ClassVar[bool] = False
     of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "beta")}
 
-    beta: float = 0.9
+    beta: float = 0.9  # share of its speed that the model keeps
 
     def own_optimiser(self) -> Momentum:
         return Momentum(self.server_lr, self.beta)

@@ -27,9 +27,9 @@ class FedBuff(AsyncFedAvg):
     of_part: ClassVar[dict[str, tuple[str, ...]]] = AsyncFedAvg.of_part | {"wait": ("buffer_size", "mode", "divisor")}
     names: ClassVar[dict[str, str]] = {"wait.size": "algorithm.buffer_size", "wait.": "algorithm."}
 
-    buffer_size: int | None = None
-    mode: str = "wait"
-    divisor: float | None = None
+    buffer_size: int | None = None  # updates of a flush; none: ten, or as many as can wait
+    mode: str = "wait"  # wait: clients wait for the flush; restart: they begin again at once
+    divisor: float | None = None  # of naive weights; none: the buffer size
 
     def own_wait(self) -> Buffer:
         return Buffer(self.buffer_size, self.mode, self.divisor)

@@ -28,9 +28,9 @@ class FedFix(AsyncFedAvg):
     }
     names: ClassVar[dict[str, str]] = {"wait.seconds": "algorithm.window", "wait.": "algorithm.window_"}
 
-    window: float | None = None
-    window_growth: float = 1.0
-    window_limit: float | None = None
+    window: float | None = None  # seconds; none: half of the slowest client's mean duration
+    window_growth: float = 1.0  # how many times as long each window is as the one before
+    window_limit: float | None = None  # seconds that a window lasts at most; none: no limit
 
     def own_wait(self) -> Window:
         return Window(self.window, self.window_growth, self.window_limit)

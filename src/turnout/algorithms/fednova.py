@@ -23,8 +23,8 @@ class FedNova(FedProx):
     reads_updates: ClassVar[bool] = False
     of_part: ClassVar[dict[str, tuple[str, ...]]] = FedProx.of_part | {"weigh": ("observed",)}
 
-    mu: float = 0.0
-    observed: bool = False
+    mu: float = 0.0  # strength of the proximal term
+    observed: bool = False  # whether the mean number of steps is over those who answered, not over everybody
 
     def own_weigh(self) -> Nova:
         return Nova(self.observed)

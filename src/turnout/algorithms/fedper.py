@@ -24,7 +24,7 @@ class FedPer(Personalised):
     reads_updates: ClassVar[bool] = False
     trains: ClassVar[type[LocalSGD] | None] = HeadSGD
 
-    head: str = ""
+    head: str = ""  # layers of the head, with commas between; "": the last fully connected one
 
     def work(self, server: Server) -> LocalSGD:
         return self.predictor()

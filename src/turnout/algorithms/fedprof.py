@@ -46,17 +46,17 @@ class FedProf(FedAvg):
     """
 
     sampler: Sampler = field(default_factory=Sampler, init=False, repr=False)  # not asked
-    normalise: str = "responders"
-    clients_per_round: int = 10
-    preference: PerClient = 10.0
-    layer: str | None = None
+    normalise: str = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
+    clients_per_round: int = 10  # draws of a round
+    preference: PerClient = 10.0  # alpha: how strongly clients like the server's data are preferred; one, or one each
+    layer: str | None = None  # whose outputs are profiled; none: the first fully connected one
     reference: FloatArray | None = None  # [m, ...]
-    aggregation: str = "full"
-    replace: bool = True
-    refresh_every: int | None = None
-    min_prob: float = 0.0
-    var_floor: float = matching.VAR_FLOOR
-    cipher: str = "plain"
+    aggregation: str = "full"  # full: who is not drawn counts as unchanged; partial: the mean of those drawn
+    replace: bool = True  # whether a client can be drawn twice
+    refresh_every: int | None = None  # rounds after which a profile is asked for anew; none: never
+    min_prob: float = 0.0  # least chance of a client to be drawn
+    var_floor: float = matching.VAR_FLOOR  # least variance of an element of a profile
+    cipher: str = "plain"  # plain, or additive: the server never reads a profile
     divergences: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]
     versions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] profiled; -1: none
     matched: FloatArray = field(default_factory=lambda: np.zeros((2, 0)), init=False)  # [2, q] the reference's profile

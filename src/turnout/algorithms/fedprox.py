@@ -21,7 +21,7 @@ class FedProx(FedAvg):
 
     reads_updates: ClassVar[bool] = False
 
-    mu: float = 0.1
+    mu: float = 0.1  # strength of the proximal term
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,8 +21,8 @@ class FedRep(FedPer):
 
     reads_updates: ClassVar[bool] = False
 
-    tuning_epochs: int = 10
-    head_epochs: int = 10
+    tuning_epochs: int = 10  # passes in which a client never seen trains a head
+    head_epochs: int = 10  # passes over the head before the body is trained
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,9 +29,9 @@ class FEMOMD(FedEM):
 
     reads_updates: ClassVar[bool] = False
 
-    min_weight: float = 0.01
-    em_steps: int = 1
-    scale: float = 0.1
+    min_weight: float = 0.01  # least weight that a client gives a component
+    em_steps: int = 1  # updates in which a client explains its samples
+    scale: float = 0.1  # of the steps of mirror descent
 
     def check(self) -> None:
         if self.em_steps < 1:

@@ -37,8 +37,8 @@ class HierFAVG(Regional):
         "remember": "averages models in regions",
         "optimiser": "has a model of its own in every region; nobody starts from their average",
     }
-    cloud_interval: int = 10
-    idle_fallback: str = "none"
+    cloud_interval: int = 10  # rounds of the edges for one of the cloud
+    idle_fallback: str = "none"  # none: who is silent does not count; regional: it counts as its region's last model
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,9 +42,9 @@ class HybridFL(Regional):
         "rule": "averages models in regions",
         "remember": "averages models in regions",
     }
-    slack: str = "count_late"
-    theta_init: float = 0.5
-    idle_fallback: str = "regional"
+    slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
+    theta_init: float = 0.5  # share of a region's clients that is first thought to survive
+    idle_fallback: str = "regional"  # regional or global: the last model that who did not submit counts as
     estimator: Slack = field(init=False, repr=False)
     ledger: Ledger = field(default_factory=Ledger, init=False, repr=False)
 

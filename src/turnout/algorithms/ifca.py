@@ -41,7 +41,7 @@ class IFCA(FedAvg):
     trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
     no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
-    clusters: int = 2
+    clusters: int = 2  # models that clients choose from
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]
 
     def __post_init__(self) -> None:

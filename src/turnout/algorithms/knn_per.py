@@ -32,16 +32,16 @@ class KNNPer(FedAvg):
         "serve": tuple(part.name for part in fields(Neighbours))
     }
 
-    k: int = 10
-    kernel: str = "laplace"
-    scale: float = 1.0
-    layer: str | None = None
-    capacity: float | int | None = None
-    keep: str = "random"
-    tune: str = "grid"
-    fraction: float = 0.2
-    interpolation: float = 0.5
-    index: str = "exact"
+    k: int = 10  # neighbours that vote
+    kernel: str = "laplace"  # laplace, gaussian or uniform: how a vote falls with distance
+    scale: float = 1.0  # distance at which it has fallen by e
+    layer: str | None = None  # whose output represents a sample; none: what the last fully connected one is given
+    capacity: float | int | None = None  # samples a client keeps: a share, a number; none: all
+    keep: str = "random"  # random, balanced or coreset: which samples are kept
+    tune: str = "grid"  # grid or loglik: how lambda is found
+    fraction: float = 0.2  # of the training samples, to tune lambda on
+    interpolation: float = 0.5  # lambda, where it is not tuned
+    index: str = "exact"  # exact, faiss or faiss:FACTORY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,8 +35,8 @@ class L2SGD(Personalised):
     reads_updates: ClassVar[bool] = False
     trains: ClassVar[type[LocalSGD] | None] = LooplessSGD
 
-    mu: float = 0.1
-    communication: float = 0.1
+    mu: float = 0.1  # pull towards the average of all models
+    communication: float = 0.1  # chance that a step is one of communication
 
     def __post_init__(self) -> None:
         super().__post_init__()

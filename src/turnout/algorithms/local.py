@@ -38,9 +38,9 @@ class Local(Algorithm):
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
-    average: bool = False
-    tuning_epochs: int | None = None
-    retry: float = 1.0
+    average: bool = False  # whether all are evaluated with the average of the models
+    tuning_epochs: int | None = None  # passes of a client never seen; none: as much as there have been rounds for
+    retry: float = 1.0  # seconds that a round takes which finds nobody online
     rounds: int = field(default=0, init=False)  # so far
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ class Mifa(FedAvg):
     FORMER: ClassVar[dict[str, str]] = {"memory": "remember/memory"}  # where version 0.1 kept it
     cannot: ClassVar[dict[str, str]] = {"weigh": "remembers: every client counts its importance"}
 
-    first_round: str = "everybody"
+    first_round: str = "everybody"  # everybody: all are asked; zero: the memory begins with zeros
     remember: LastUpdate | None = field(default_factory=LastUpdate, kw_only=True, metadata={"part": True})
 
     def __post_init__(self) -> None:

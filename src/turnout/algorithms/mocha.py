@@ -44,8 +44,8 @@ class Mocha(Personalised):
     trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
     no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
 
-    penalty: float = 1.0
-    epsilon: float = 1e-3
+    penalty: float = 1.0  # strength of the pull of the related models
+    epsilon: float = 1e-3  # added to the relation: what keeps it invertible
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [N, P] W'
     strength: float = field(default=0.0, init=False)  # s
 

@@ -34,10 +34,10 @@ class PFedMe(Personalised):
     reads_updates: ClassVar[bool] = False
     trains: ClassVar[type[LocalSGD] | None] = MoreauSGD
 
-    mu: float = 1.0
-    variant: str = "moreau"
-    outer_lr: float = 0.1
-    inner_steps: int = 5
+    mu: float = 1.0  # pull of the personal model towards the global one
+    variant: str = "moreau"  # moreau (as published) or averaged
+    outer_lr: float = 0.1  # learning rate of the client's copy of the global model
+    inner_steps: int = 5  # steps towards the proximal point, a mini-batch
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ class RobustFedAvg(FedAvg):
     `renormalised` and `normalise` responders.
     """
 
-    amplification: float | None = None
+    amplification: float | None = None  # beta, a factor of the step; none: what makes the sampler's draw unbiased
 
     def __post_init__(self) -> None:
         super().__post_init__()

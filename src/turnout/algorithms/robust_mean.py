@@ -26,13 +26,13 @@ class RobustMean(FedAvg):
     begins at the last result, and of the geometric_median.
     """
 
-    rule: str = field(default="coordinate_median", kw_only=True)
-    buckets: int = 0
-    trim: float | None = None
-    liars: int | None = None
-    keep: int | None = None
-    radius: float | None = None
-    iterations: int | None = None
+    rule: str = field(default="coordinate_median", kw_only=True)  # one of `turnout list rules`
+    buckets: int = 0  # random groups whose means the rule sees; 0: every update by itself
+    trim: float | None = None  # trimmed_mean: share of the values left out on either side
+    liars: int | None = None  # krum, multi_krum: clients that may send anything
+    keep: int | None = None  # multi_krum: rows the mean is of; none: all but the liars
+    radius: float | None = None  # of a clipping: the largest norm
+    iterations: int | None = None  # of centred_clipping, and of the geometric_median
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,11 +46,11 @@ class RobustMomentum(FedAvg):
         "rule": "has rules of its own (algorithm.rule)",
     }
 
-    rule: str = field(default="centred_clipping", kw_only=True)
-    momentum: float = 0.9
-    buckets: int = 0
-    radius: float | None = None
-    iterations: int | None = None
+    rule: str = field(default="centred_clipping", kw_only=True)  # centred_clipping, geometric_median or mean
+    momentum: float = 0.9  # share that a client's momentum keeps
+    buckets: int = 0  # random groups whose means the rule sees; 0: every momentum by itself
+    radius: float | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
+    iterations: int | None = None  # of the rule; none: 1 for clipping, 8 for the median
     momenta: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] m
     direction: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [P] v
 

@@ -46,13 +46,13 @@ class Safa(Algorithm):
     keep: ClassVar[Keep] = KEEP  # how tolerable clients go on
 
     local: LocalSGD
-    fraction: float = 0.3
-    lag_tolerance: float = 5.0
-    deadline: float | None = None
-    lag_rule: str = "more_than"
-    close_rule: str = "liveness"
-    deadline_includes_distribution: bool = False
-    retry: float = 1.0
+    fraction: float = 0.3  # share of the clients whose updates close a round
+    lag_tolerance: float = 5.0  # rounds behind: whoever lags more is sent the model anew
+    deadline: float | None = None  # seconds after the models are out; none: no limit
+    lag_rule: str = "more_than"  # more_than, or eq37: at least so many rounds
+    close_rule: str = "liveness"  # liveness, or deadline: wait it out where the quota cannot be filled
+    deadline_includes_distribution: bool = False  # whether the time to push the models counts
+    retry: float = 1.0  # seconds that a round takes which finds nobody online
     versions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     last_picked: BoolArray = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
     cache: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P]

@@ -41,9 +41,9 @@ class SafaThesis(Safa):
 
     keep: ClassVar[Keep] = Keep(full_time=True)
 
-    arrival_order: str = "time"
-    keep_best: str = "no"
-    warm_start: bool = False
+    arrival_order: str = "time"  # time, or speed: the fast are picked, whenever they finish
+    keep_best: str = "no"  # no, or revert: a round that worsens the test loss is undone
+    warm_start: bool = False  # whether all train one epoch before round 1
     best_loss: float = field(default=math.inf, init=False)
     best: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
 

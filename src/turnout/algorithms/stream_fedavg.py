@@ -39,10 +39,10 @@ class StreamFedAvg(FedAvg):
     reads_updates: ClassVar[bool] = False
     of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
 
-    weighting: str | float = "uniform"
-    ratio: float | None = None
-    output_of: str = "last"
-    radius: float | None = None
+    weighting: str | float = "uniform"  # uniform, historical, fresh, optimal, memory, or historical clients' share
+    ratio: float | None = None  # c2 / c1 of the bound that optimal minimises
+    output_of: str = "last"  # last, or averaged over the rounds
+    radius: float | None = None  # of the ball around 0 that the model stays in; none: anywhere
     average: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
     total: float = field(default=0.0, init=False)  # what had a part so far
     filled: float = field(default=1.0, init=False)  # p_m of those with a sample in this round

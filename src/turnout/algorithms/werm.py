@@ -35,8 +35,8 @@ class WERM(FedAvg):
 
     reads_updates: ClassVar[bool] = False
 
-    train_weight: float = 0.5
-    reference_clients: float | list[int] = 0.5
+    train_weight: float = 0.5  # w: share of the training data in the loss
+    reference_clients: float | list[int] = 0.5  # who holds reference data: ids, how many, or (below 1) which share
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnout.cli._carry_out import is_named, where
 from turnout.cli._command import Json, Overrides, Source, print_json, remark, sentences
 from turnout.cli._display import err, failed, out, show_summary
-from turnout.cli.run import is_named, where
 from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.core.files import read_json

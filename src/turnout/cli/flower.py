@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from turnout.cli._carry_out import carry_out
 from turnout.cli._command import Json, Overrides, sentences
 from turnout.cli._watching import NOBODY, Watching
-from turnout.cli.run import carry_out
 from turnout.config import config
 from turnout.config.config import ClientSettings, RunSettings, Settings
 from turnout.config.options import call

@@ -1,81 +1,50 @@
-"""Carrying out a run from the command line: those who look on, a report at the end, and how it ended."""
+"""`turnout run`: carry out a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from turnout.cli._command import print_json, remark
-from turnout.cli._display import client_columns, failed, out, show_summary
-from turnout.cli._watching import NOBODY, Watching
-from turnout.cli.report import leave_report
+from turnout.cli._carry_out import carry_out, is_named, where
+from turnout.cli._command import Json, Overrides, Source, sentences
+from turnout.cli._watching import NOBODY, Live, MLflowUri, TensorBoardFolder, Watching
 from turnout.config import config
-from turnout.record.ended import log_of
-from turnout.record.run_folder import free_name
-from turnout.run.experiment import Experiment, execute
-from turnout.server.observer import Event, Observer
-from turnout.server.server import Server
-from turnout.server.simulation import Simulation
 
 
-def is_named(overrides: list[str] | None) -> bool:
-    """Whether the command line says what a run is called."""
-    return any(text.strip().startswith("run.name=") for text in overrides or [])
+def run(
+    source: Source,
+    overrides: Overrides = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the run of this name, if there is one.")] = False,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
+    as_json: Json = False,
+) -> None:
+    """Run a configuration.
+
+    Example: turnout run digits algorithm.name=fedprox algorithm.mu=0.1 run.rounds=20 run.seed=1
+    """
+    with sentences():
+        watching = Watching(live, tensorboard, mlflow)
+        run_configuration(source, overrides or [], overwrite, resume, as_json, watching=watching)
 
 
-def where(settings: config.RunSettings, complete: config.Settings, named: bool) -> tuple[config.RunSettings, Path]:
-    """Choose the folder of a new run: the next free one, unless its name was given."""
-    folder = Path(settings.folder) / settings.name
-    if not named:
-        folder = free_name(folder)
-        complete["run"]["name"] = folder.name
-    return replace(settings, name=folder.name), folder
-
-
-class Remarks(Observer):
-    """Say on stderr what was found damaged, beside the log."""
-
-    def on_event(self, server: Server, event: Event) -> None:
-        if event.kind in ("damaged_checkpoint", "damaged_file", "restarted"):
-            remark(str(fact) for fact in event.facts.values())
-
-
-def carry_out(
-    experiment: Experiment,
-    settings: config.RunSettings,
-    complete: config.Settings,
-    folder: Path,
+def run_configuration(
+    source: str,
+    overrides: list[str],
     overwrite: bool,
     resume: bool,
     as_json: bool,
+    folder: Path | None = None,
     watching: Watching = NOBODY,
-    kind: Callable[..., Server] = Simulation,
 ) -> None:
-    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged or nobody was heard."""
-    trackers = watching.trackers(settings.name, complete)
-    with watching.screen() as screen:
-        result = execute(
-            experiment,
-            folder,
-            checkpoint_every=settings.checkpoint_every,
-            resume=resume,
-            overwrite=overwrite,
-            configuration=config.as_toml(complete),
-            observers=[Remarks(), *trackers, *([screen] if screen else [])],
-            kind=kind,
-        )
-    if settings.report:
-        leave_report(folder, experiment)
-    summary = result.summary()
-    if as_json:
-        print_json({"run": str(folder), **summary})
-    else:
-        show_summary(folder, {**summary, "clients": client_columns(result.audit)})
-        if result.sensitivity is not None:
-            hint = f"Last hash of what the run left, for turnout.trust.verify --head: {log_of(folder).head}"
-            out.print(hint, highlight=False, markup=False, soft_wrap=True)
-    if failed(summary):
-        raise typer.Exit(1)
+    """Read a configuration and carry it out, in the folder given or in one of its own name."""
+    given = config.read(source, overrides) if folder is None else config.read_run(folder, overrides)
+    experiment, settings, complete = config.build(given)
+    if folder is None:
+        resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
+        settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))
+    carry_out(experiment, settings, complete, folder, overwrite, resume, as_json, watching)

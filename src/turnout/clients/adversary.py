@@ -52,10 +52,10 @@ class Adversary(Spelt):
 
     looks_at_data: ClassVar[bool] = True  # a class whose choice follows from no update declares False itself
 
-    budget: float
-    leave: int = field(default=1, kw_only=True)
-    begins: int = field(default=0, kw_only=True)
-    ends: int | None = field(default=None, kw_only=True)
+    budget: float  # epsilon: share of those invited that may be silenced, by importance
+    leave: int = field(default=1, kw_only=True)  # clients of an invitation that always answer
+    begins: int = field(default=0, kw_only=True)  # first round in which it acts
+    ends: int | None = field(default=None, kw_only=True)  # round from which it acts no more; none: never
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget <= 1:
@@ -122,7 +122,7 @@ class Silence(Adversary):
 
     looks_at_data: ClassVar[bool] = False
 
-    clients: list[int]
+    clients: list[int]  # ids of those who are silenced
 
     def begin(self, clients: int) -> None:
         strangers = [client for client in self.clients if not 0 <= client < clients]

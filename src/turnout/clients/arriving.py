@@ -16,7 +16,7 @@ Arrivals = Callable[[int, IntArray, int], IntArray]  # seed, [N] samples a clien
 
 
 @spelt
-def constant(rate: float = 1.0) -> Arrivals:
+def constant(rate: float = 1.0) -> Arrivals:  # samples a period
     """`rate` samples a period; of a broken number whenever a whole one has come together, the first at once."""
     _check_rate(rate)
 
@@ -28,7 +28,7 @@ def constant(rate: float = 1.0) -> Arrivals:
 
 
 @spelt
-def spread(periods: int = 100) -> Arrivals:
+def spread(periods: int = 100) -> Arrivals:  # over which the samples arrive
     """Evenly over so many periods: in each N_m / periods, or one of the two whole numbers around it."""
     _check("periods", periods)
 
@@ -39,7 +39,7 @@ def spread(periods: int = 100) -> Arrivals:
 
 
 @spelt
-def once(periods: int = 100) -> Arrivals:
+def once(periods: int = 100) -> Arrivals:  # in one of which all samples arrive
     """All at once, in one of so many periods: a client that is there for a moment."""
     _check("periods", periods)
 
@@ -51,7 +51,7 @@ def once(periods: int = 100) -> Arrivals:
 
 
 @spelt
-def poisson(rate: float = 1.0) -> Arrivals:
+def poisson(rate: float = 1.0) -> Arrivals:  # samples a period, in the mean
     """`rate` samples a period in the mean, independently."""
     from scipy import stats  # half as slow as torch to import, and only this needs it
 
@@ -65,7 +65,11 @@ def poisson(rate: float = 1.0) -> Arrivals:
 
 
 @spelt
-def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
+def bursts(
+    rate: int = 1,  # samples a period of a burst
+    cycle: int = 10,  # periods from one burst to the next
+    length: int = 3,  # periods that a burst lasts
+) -> Arrivals:
     """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
     _check("rate", rate)
     _check("cycle", cycle)
@@ -80,7 +84,7 @@ def bursts(rate: int = 1, cycle: int = 10, length: int = 3) -> Arrivals:
 
 
 @spelt
-def replay(trace: Sequence[int]) -> Arrivals:
+def replay(trace: Sequence[int]) -> Arrivals:  # samples of each period
     """`trace[t]` samples in period t at every client, and again from the beginning when it is over."""
     if not any(trace) or min(trace) < 0:
         raise UserError(f"stream.trace: {list(trace)} must be numbers of at least 0, not all of them 0")

@@ -73,9 +73,9 @@ class Crashes(Spelt):
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021: Bernoulli(cr) a client and round, progress U(0, 1).
     """
 
-    probability: PerClient = 0.0
-    clock: Literal["job", "round"] = "job"
-    during: Literal["work", "job"] = "work"
+    probability: PerClient = 0.0  # that a job fails: one, or one a client
+    clock: Literal["job", "round"] = "job"  # whether each job or each round has a draw of its own
+    during: Literal["work", "job"] = "work"  # when: in the work, or in all of the job with its transfers
 
     def __post_init__(self) -> None:
         check_probability("crashes", self.probability)
@@ -102,8 +102,8 @@ class Crashes(Spelt):
 class Detection(Spelt):
     """How the server learns that a job died: at once (`oracle`), `seconds` later (`heartbeat`), or never (`none`)."""
 
-    kind: Literal["oracle", "heartbeat", "none"] = "oracle"
-    seconds: float = 0.0
+    kind: Literal["oracle", "heartbeat", "none"] = "oracle"  # how the server learns of a death
+    seconds: float = 0.0  # after which a heartbeat is missed
 
     def __post_init__(self) -> None:
         choose("detection: kind", self.kind, "oracle", "heartbeat", "none")

@@ -45,10 +45,10 @@ class Behaviour(Spelt):
 
     invents: ClassVar[bool] = False  # whether it sends something without a look at what it should have computed
 
-    clients: list[int] | None = field(default=None, kw_only=True)
-    share: float | None = field(default=None, kw_only=True)
-    declared_samples: int | None = field(default=None, kw_only=True)
-    begins: int = field(default=0, kw_only=True)
+    clients: list[int] | None = field(default=None, kw_only=True)  # ids of those who lie; none: a share of all
+    share: float | None = field(default=None, kw_only=True)  # of the clients that lies, drawn by the seed
+    declared_samples: int | None = field(default=None, kw_only=True)  # samples each says it has; none: what it has
+    begins: int = field(default=0, kw_only=True)  # first round in which they lie
     liars: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # in order
     seed: int = field(default=0, init=False)
 
@@ -133,7 +133,7 @@ class FreeRider(Behaviour):
 class DisguisedConstant(FreeRider):
     """Noise of the same standard deviation `std` in every round."""
 
-    std: float = 1e-3
+    std: float = 1e-3  # standard deviation of the noise
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,8 +149,8 @@ class DisguisedSGDLike(FreeRider):
 
     The latter is the standard deviation of a sample's gradient: see `turnout.theory.free_riders.ou_map`."""
 
-    curvature: float = 1.0
-    grad_noise: float = 1.0
+    curvature: float = 1.0  # of the loss, as they guess it
+    grad_noise: float = 1.0  # standard deviation of a sample's gradient, as they guess it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,12 +177,12 @@ class DisguisedDecay(FreeRider):
     round, or where `clock` is job the rider's how-many-eth job, for servers that do not work in rounds.
     """
 
-    scale: float = 1.0
-    decay: float = 1.0
-    first_std: float = 1e-3
-    floor: float = 0.0
-    estimator: str = "rms"
-    clock: str = "round"
+    scale: float = 1.0  # of the noise, in units of what the first two models differ by
+    decay: float = 1.0  # power of the round by which the noise falls
+    first_std: float = 1e-3  # of the noise until two models are known
+    floor: float = 0.0  # least standard deviation of the noise
+    estimator: str = "rms"  # rms or mean_abs: how the difference of two models is measured
+    clock: str = "round"  # round or job: what the noise falls with
     first: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [liars, P] model; NaN: none yet
     sigma: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [liars]; 0: not known
 
@@ -231,7 +231,7 @@ class Replay(Behaviour):
 
     invents = True
 
-    scale: float = 1.0
+    scale: float = 1.0  # times the last change of the model
     last: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [liars, P] model; NaN: none yet
 
     def begin(self, clients: int, seed: int) -> None:
@@ -254,7 +254,7 @@ class Replay(Behaviour):
 class SignFlip(Behaviour):
     """Sends `factor` times what it computed: -1 flips the sign, a large one lets poisoned samples take over."""
 
-    factor: float = -1.0
+    factor: float = -1.0  # times what it computed
 
     def respond(self, updates: Updates, honest: Tensor, invited: int) -> Tensor:
         return self.factor * honest
@@ -264,7 +264,7 @@ class SignFlip(Behaviour):
 class GaussianNoise(Behaviour):
     """Noise, about `scale` times as long as what it computed."""
 
-    scale: float = 1.0
+    scale: float = 1.0  # length of the noise, in lengths of what it computed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,7 +285,7 @@ class LittleIsEnough(Behaviour):
     unless given. A liar invited alone has no company to learn the spread from, and sends what it computed.
     """
 
-    z: float | None = None
+    z: float | None = None  # standard deviations from the mean; none: what the paper says
 
     def respond(self, updates: Updates, honest: Tensor, invited: int) -> Tensor:
         spread = honest.std(0, correction=0)

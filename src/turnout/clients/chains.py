@@ -40,7 +40,7 @@ _NEVER = 2**62  # steps
 class Chain(Spelt):
     """What the models below share; they say how chains are correlated and what a renewal draws."""
 
-    clock: Clock = "round"
+    clock: Clock = "round"  # what a step is: a round, or an interval of seconds
     interval: float = 1.0  # seconds of a step
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Bernoulli(Chain):
 
     correlation: ClassVar[float] = 0.0
 
-    probability: PerClient
+    probability: PerClient  # of being online in a step: one, or one a client
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,8 +199,8 @@ class Markov(Chain):
     1 / ((1 - correlation) probability).
     """
 
-    probability: PerClient
-    correlation: PerClient
+    probability: PerClient  # share of the time online: one, or one a client
+    correlation: PerClient  # of two successive steps, -1 to 1: one, or one a client
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,13 +233,13 @@ class Diurnal(Chain):
 
     correlation: ClassVar[None] = None  # part of it is the day's
 
-    level: PerClient
-    amplitude: PerClient
-    memory: PerClient = 0.0
-    clock: Clock = field(default="seconds", kw_only=True)
-    interval: float = field(default=600.0, kw_only=True)
+    level: PerClient  # chance of being online, in the mean of a day
+    amplitude: PerClient  # by which that chance rises and falls
+    memory: PerClient = 0.0  # chance that an interval draws nothing anew
+    clock: Clock = field(default="seconds", kw_only=True)  # what a step is: an interval of seconds, or a round
+    interval: float = field(default=600.0, kw_only=True)  # seconds of a step
     peak: float = 0.0  # seconds after the start
-    zones: int = 1
+    zones: int = 1  # time zones that clients live in
     day: float = 86_400.0  # seconds
 
     def __post_init__(self) -> None:
@@ -347,11 +347,11 @@ class Grouped(Spelt):
 @spelt
 def heterogeneous(
     clients: int = 100,
-    gap: float = 0.4,
-    high: float = 0.9,
-    low_std: float = 0.01,
-    correlated_fraction: tuple[float, float] = (0.5, 0.5),
-    seed: int = 0,
+    gap: float = 0.4,  # by which half of the clients are online more than 1/2, the others less
+    high: float = 0.9,  # correlation of those who stay long
+    low_std: float = 0.01,  # standard deviation of the others' correlation
+    correlated_fraction: tuple[float, float] = (0.5, 0.5),  # share of either half that stays long
+    seed: int = 0,  # of the others' correlations
 ) -> Markov:
     """Half of the clients are often online, half seldom, and in each half some for long: the CA-Fed experiments.
 
@@ -369,7 +369,12 @@ def heterogeneous(
 
 
 @spelt
-def clustered(clients: int = 100, clusters: int = 10, high: float = 0.9, low: float = 0.1) -> Grouped:
+def clustered(
+    clients: int = 100,
+    clusters: int = 10,  # groups that come and go together
+    high: float = 0.9,  # chance of the first half of them to be online
+    low: float = 0.1,  # chance of the other half
+) -> Grouped:
     """Clusters of clients that come and go together: the spatial preset of the CA-Fed experiments.
 
     One chain a cluster, client i in cluster i % clusters. The first half of the clusters are online with probability

@@ -287,41 +287,57 @@ class Devices(Spelt):
 class Options(TypedDict, total=False):
     """What every constructor below passes on to `Devices`."""
 
-    each: Each
-    per: Per
-    rate: bool
-    minimum: float
-    redraw_below: bool
+    each: Each  # whether each client or each job has a draw of its own; none: client, but exponential job
+    per: Per  # what one draw is for: a job, a step or a sample; none: a job
+    rate: bool  # whether draws are speeds, not times
+    minimum: float  # seconds (or speed) that a draw has at least; none: 0, but gaussian mean - 3 sd
+    redraw_below: bool  # whether draws below are drawn again, not raised
 
 
 @spelt
-def fx(percent: float, clients: int) -> Devices:
+def fx(
+    percent: float,  # by which the fastest client is faster than 1 second
+    clients: int,
+) -> Devices:
     """The FX scenario: fixed delays, evenly spaced from 1 down to 1 - percent/100 seconds."""
     return Devices(Evenly(percent, clients))
 
 
 @spelt
-def fixed(seconds: float, **options: Unpack[Options]) -> Devices:
+def fixed(
+    seconds: float,  # that a job takes
+    **options: Unpack[Options],
+) -> Devices:
     """The same time for everybody."""
     return Devices(Constant(seconds), **options)
 
 
 @spelt
-def table(source: ArrayLike | os.PathLike[str], **options: Unpack[Options]) -> Devices:
+def table(
+    source: ArrayLike | os.PathLike[str],  # seconds of each client: a list, or a CSV file (client, seconds)
+    **options: Unpack[Options],
+) -> Devices:
     """A time for each client: an array, or a CSV file with the columns `client` and `seconds`."""
     values = _read(source) if isinstance(source, str | os.PathLike) else np.asarray(source, np.float64)
     return Devices(Table(values), **options)
 
 
 @spelt
-def exponential(mean: ArrayLike = 1.0, **options: Unpack[Options]) -> Devices:
+def exponential(
+    mean: ArrayLike = 1.0,  # seconds: one, or one a client
+    **options: Unpack[Options],
+) -> Devices:
     """Exponential times, by default anew for each job."""
     options.setdefault("each", "job")
     return Devices(Exponential(np.asarray(mean, np.float64)), **options)
 
 
 @spelt
-def gaussian(mean: ArrayLike, sd: ArrayLike, **options: Unpack[Options]) -> Devices:
+def gaussian(
+    mean: ArrayLike,  # seconds: one, or one a client
+    sd: ArrayLike,  # standard deviation, in seconds: one, or one a client
+    **options: Unpack[Options],
+) -> Devices:
     """Gaussian times, or speeds with `rate`, by default clipped at mean - 3 sd where that is positive.
 
     Reference: Wu et al., HybridFL, IEEE TPDS 2021: s_k ~ N(mu, sd^2), deadline at mu - 3 sd.
@@ -332,7 +348,11 @@ def gaussian(mean: ArrayLike, sd: ArrayLike, **options: Unpack[Options]) -> Devi
 
 
 @spelt
-def lognormal(median: ArrayLike, sigma: ArrayLike, **options: Unpack[Options]) -> Devices:
+def lognormal(
+    median: ArrayLike,  # seconds: one, or one a client
+    sigma: ArrayLike,  # standard deviation of the logarithm: one, or one a client
+    **options: Unpack[Options],
+) -> Devices:
     """Log-normal times: a long tail of slow devices."""
     return Devices(LogNormal(np.asarray(median, np.float64), np.asarray(sigma, np.float64)), **options)
 

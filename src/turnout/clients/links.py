@@ -28,11 +28,11 @@ class Links(Spelt):
     """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once,
     `backhaul` by the models that travel between the cloud and its edges."""
 
-    down: Quantity = np.inf
-    up: Quantity = np.inf
-    latency: Quantity = 0.0
-    server: float = np.inf
-    backhaul: float = np.inf
+    down: Quantity = np.inf  # bits a second to a client: one, or one a client
+    up: Quantity = np.inf  # bits a second from a client: one, or one a client
+    latency: Quantity = 0.0  # seconds either way: one, or one a client
+    server: float = np.inf  # bits a second, shared by the copies it pushes at once
+    backhaul: float = np.inf  # bits a second between the cloud and its edges
 
     def __post_init__(self) -> None:
         require("links: server", self.server, np.bool_(self.server > 0), "a positive rate")

@@ -49,7 +49,7 @@ class Static(Memory):
 
 @dataclass(frozen=True)
 class _Bounded(Memory):
-    capacity: int
+    capacity: int  # samples that a client keeps
 
     def __post_init__(self) -> None:
         if self.capacity < 1:

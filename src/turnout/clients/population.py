@@ -274,9 +274,9 @@ class Population(Spelt):
         arrivals: Arrivals,
         memory: Memory,
         *,
-        fresh: float | Sequence[int] = 1.0,
-        drift: float = 0.0,
-        seconds: float = 1.0,
+        fresh: float | Sequence[int] = 1.0,  # whose samples arrive: a share of the clients, or ids
+        drift: float = 0.0,  # order of arrival: 0 at random, 1 by target
+        seconds: float = 1.0,  # of a period
     ) -> Population:
         """The same clients, of whom a share (or these ids) are `fresh`: their samples arrive period after period, a
         period lasting `seconds`, and they train on what their memory holds when they begin.

@@ -22,9 +22,9 @@ from turnout.core.spelling import Spelt
 class Power(Spelt):
     """`transmit` watts while a model is under way, `compute` watts at 1 GHz, `speed` in GHz."""
 
-    speed: PerClient = 1.0
-    transmit: float = 0.5
-    compute: float = 0.7
+    speed: PerClient = 1.0  # GHz: one, or one a client
+    transmit: float = 0.5  # watts while a model is under way
+    compute: float = 0.7  # watts at 1 GHz
 
     def __post_init__(self) -> None:
         for name in ("speed", "transmit", "compute"):

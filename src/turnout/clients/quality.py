@@ -148,7 +148,10 @@ class BadData(Spelt):
         return degrade(population, self.shares, seed, **self.strengths)[0]
 
 
-def bad_data(shares: dict[str, float], strengths: dict[str, float] | None = None) -> BadData:
+def bad_data(
+    shares: dict[str, float],  # of the clients with each kind of bad data, by its name
+    strengths: dict[str, float] | None = None,  # how bad each kind is, by its name; none: as usual
+) -> BadData:
     """Several kinds of bad data at once, by name: `shares` of the clients, and `strengths` other than the usual.
 
     `behaviour.shares={irrelevant = 0.15, blur = 0.2, salt_and_pepper = 0.25}` is the population of FedProf's
@@ -162,7 +165,10 @@ def bad_data(shares: dict[str, float], strengths: dict[str, float] | None = None
 
 
 def _one_kind(name: str) -> Callable[..., BadData]:
-    def one_kind(share: float, strength: float | None = None) -> BadData:
+    def one_kind(
+        share: float,  # of the clients whose data are bad
+        strength: float | None = None,  # how bad they are; none: as usual
+    ) -> BadData:
         if not 0 <= share <= 1:
             raise UserError(f"behaviour.share: {share} must be from 0 to 1")
         return BadData({name: share}, {} if strength is None else {name: strength})

@@ -135,13 +135,13 @@ class Trace(Spelt):
 
 @spelt
 def read(
-    path: str | Path,
+    path: str | Path,  # of the CSV file
     *,
-    period: float | None = None,
-    shift: Shift = "none",
-    assign: Assign = "cycle",
-    variant: str = "2st",
-    skip: float = 300.0,
+    period: float | None = None,  # seconds after which all repeats; none: the end of the last event
+    shift: Shift = "none",  # where a client begins: at the start, or at a time drawn for it
+    assign: Assign = "cycle",  # which device a client follows: in turn, or drawn
+    variant: str = "2st",  # of FLASH's files: the rows that are read
+    skip: float = 300.0,  # of FLASH's files: seconds left out at the start
 ) -> Trace:
     """Recorded presence, replayed from a CSV file with the header device,from_s,until_s: a row for each spell online.
 

@@ -112,14 +112,14 @@ _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 class RunSettings:
     """How long, how often, where."""
 
-    name: str = "run"
-    folder: str = "runs"
-    seed: int = 0
-    rounds: int | None = 100
-    seconds: float | None = None
-    target: float | None = None
-    measure: str = "test_accuracy"
-    checkpoint_every: int = 10
+    name: str = "run"  # folder of the run, inside run.folder
+    folder: str = "runs"  # where runs are kept
+    seed: int = 0  # of everything that is drawn
+    rounds: int | None = 100  # after which the run stops; none: no limit
+    seconds: float | None = None  # of virtual time after which it stops; none: no limit
+    target: float | None = None  # value of run.measure at which it stops; none: no target
+    measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
+    checkpoint_every: int = 10  # rounds from one checkpoint to the next
     report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
@@ -137,17 +137,17 @@ class RunSettings:
 class ClientSettings:
     """How many clients, what they are tested on, how much each counts, which edges they belong to."""
 
-    count: int
-    test: str = "split"
-    test_fraction: float = 0.2
-    validation_fraction: float = 0.0
-    unseen_fraction: float = 0.0
-    importance: str | list[float] = "samples"
-    joined_at: list[float] | None = None
-    left_at: list[float] | None = None
+    count: int  # clients
+    test: str = "split"  # split: of each client's samples; matched: dealt from the test set; none: central only
+    test_fraction: float = 0.2  # share of a client's samples for its test, with split
+    validation_fraction: float = 0.0  # share of the rest that is held back, to choose by
+    unseen_fraction: float = 0.0  # share of the clients that never join and are only evaluated
+    importance: str | list[float] = "samples"  # samples, equal, or a number for each that sum to 1
+    joined_at: list[float] | None = None  # seconds: when each joins; none: from the start
+    left_at: list[float] | None = None  # seconds: when each leaves; none: never
     regions: int | list[int] | None = None  # how many, or of each client
     region_sd: float = 0.0  # of their sizes, relative to the mean
-    model_bytes: int | None = None
+    model_bytes: int | None = None  # bytes of a model on the wire; none: 4 or 8 a parameter
 
     def __post_init__(self) -> None:
         check_room(f"clients.count: {self.count} clients", 16 * self.count)

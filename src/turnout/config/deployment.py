@@ -16,11 +16,11 @@ class Deploy:
     `evaluation_seconds`, or the server on the central test set alone. The server looks for answers at least every
     `poll_seconds`."""
 
-    reply_seconds: float = 3600.0
-    join_seconds: float = 60.0
-    evaluate: str = "clients"
-    evaluation_seconds: float = 600.0
-    poll_seconds: float = 0.5
+    reply_seconds: float = 3600.0  # seconds after which a client that has not answered counts as gone
+    join_seconds: float = 60.0  # seconds to wait for enrolled clients before the run begins
+    evaluate: str = "clients"  # clients: each on its own data; server: on the central test set
+    evaluation_seconds: float = 600.0  # seconds that an evaluation waits for clients
+    poll_seconds: float = 0.5  # seconds between two looks for answers, at most
 
     def __post_init__(self) -> None:
         if self.evaluate not in EVALUATORS:

@@ -90,7 +90,7 @@ def checked_value(option: str, value: Any, hint: Any) -> Any:
             raise TypeError
         found = _validator(kind, str(kind)).validate_python(value)
     except (ValidationError, TypeError) as error:
-        raise UserError(f"{option}: {shown(value)} is not {_in_words(kind)}") from error
+        raise UserError(f"{option}: {shown(value)} is not {in_words(kind)}") from error
     return _as_data(option, found)
 
 
@@ -157,17 +157,20 @@ def _takes(kind: Any, wanted: type) -> bool:
     return kind in (wanted, Any, object) or any(_takes(part, wanted) for part in get_args(kind))
 
 
-def _in_words(hint: Any) -> str:
+def in_words(hint: Any) -> str:
+    """What an option of that hint takes: `a number`, `one of a, b`, `a list`."""
+    hint = _plain(hint)
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
     if hint in words:
         return words[hint]
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        return " or ".join(_in_words(part) for part in get_args(hint) if part is not type(None))
+        return " or ".join(in_words(part) for part in get_args(hint) if part is not type(None))
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return "a table"
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        return "a list" if origin is not tuple else f"a list of {len(get_args(hint))} values"
+        parts = get_args(hint)
+        return "a list" if origin is not tuple or ... in parts else f"a list of {len(parts)} values"
     literals = get_args(hint)
     if literals and all(isinstance(part, str) for part in literals):
         return "one of " + ", ".join(literals)

@@ -33,7 +33,8 @@ def names() -> list[str]:
 
 
 def _own() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS]
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in found if name not in _HELPERS and not name.startswith("_")]
 
 
 def loader(name: str) -> Callable[..., Dataset]:

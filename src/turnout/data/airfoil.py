@@ -19,10 +19,10 @@ UCI = Layout(("airfoil_self_noise.dat",), ("", "tabular"))
 
 def load(
     *,
-    folder: str | Path | None = None,
-    normalise: Scaling = "standard",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """`[n, 5]` inputs and `[n, 1]` targets, scaled by the training rows (facts turn the targets back)."""
     layout, (path,) = locate("airfoil", folder, CSV, UCI)

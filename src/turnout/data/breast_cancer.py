@@ -12,7 +12,12 @@ from turnout.data.prepare import Scaling, table
 from turnout.data.readers import require
 
 
-def load(*, normalise: Scaling = "standard", test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def load(
+    *,
+    normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
+) -> Dataset:
     """`[n, 30]` inputs scaled by the training rows; the test set holds the same share of both classes."""
     bunch = require("breast_cancer", "sklearn.datasets", "scikit-learn").load_breast_cancer()
     return table(

@@ -21,7 +21,11 @@ BATCHES = Layout(
 PICKLES = Layout(("data_batch_1",), ("cifar-10-batches-py", "cifar10", ""))
 
 
-def load(*, folder: str | Path | None = None, normalise: Pixels = "standard") -> Dataset:
+def load(
+    *,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    normalise: Pixels = "standard",  # standard (mean 0, sd 1), unit (0 to 1), symmetric (-1 to 1) or raw (0 to 255)
+) -> Dataset:
     """`[n, 3, 32, 32]` in the official order."""
     layout, paths = locate("cifar10", folder, SHEETS, BATCHES, pickled=PICKLES)
     if layout is SHEETS:

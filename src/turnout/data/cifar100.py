@@ -23,7 +23,10 @@ PICKLES = Layout(("train",), ("cifar-100-python", "cifar100", ""))
 
 
 def load(
-    *, folder: str | Path | None = None, labels: Literal["fine", "coarse"] = "fine", normalise: Pixels = "standard"
+    *,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    labels: Literal["fine", "coarse"] = "fine",  # 100 fine classes, or 20 coarse ones
+    normalise: Pixels = "standard",  # standard (mean 0, sd 1), unit (0 to 1), symmetric (-1 to 1) or raw (0 to 255)
 ) -> Dataset:
     """`[n, 3, 32, 32]` with 100 fine or 20 coarse classes; the fact `coarse_of_fine` [100] is the superclass."""
     one_of("cifar100", "labels", labels, ("fine", "coarse"))

@@ -19,14 +19,14 @@ MOST_WORDS = 1000
 
 def load(
     *,
-    path: str | Path,
-    target: str,
-    client: str | None = None,
-    task: Literal["classification", "regression"] = "classification",
-    drop: Sequence[str] = (),
-    normalise: Scaling = "standard",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    path: str | Path,  # of the CSV file
+    target: str,  # column that is predicted
+    client: str | None = None,  # column that says whose a row is; none: nobody's
+    task: Literal["classification", "regression"] = "classification",  # whether the target is a class or a number
+    drop: Sequence[str] = (),  # columns that are left out
+    normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """One column is the target, one may be the client; the others, less those in `drop`, are the features.
 

@@ -14,7 +14,12 @@ from turnout.data.prepare import one_of, table
 from turnout.data.readers import require
 
 
-def load(*, shape: Literal["flat", "image"] = "flat", test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def load(
+    *,
+    shape: Literal["flat", "image"] = "flat",  # of a sample: 64 numbers, or an image of 1 x 8 x 8
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
+) -> Dataset:
     """Pixels from 0 to 1, `[n, 64]` or `[n, 1, 8, 8]`; the test set holds the same share of every digit."""
     one_of("digits", "shape", shape, ("flat", "image"))
     bunch = require("digits", "sklearn.datasets", "scikit-learn").load_digits()

@@ -14,7 +14,11 @@ from turnout.data.prepare import Pixels, images
 from turnout.data.readers import locate, read_idx
 
 
-def load(*, folder: str | Path | None = None, normalise: Pixels = "standard") -> Dataset:
+def load(
+    *,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    normalise: Pixels = "standard",  # standard (mean 0, sd 1), unit (0 to 1), symmetric (-1 to 1) or raw (0 to 255)
+) -> Dataset:
     """`[n, 1, 28, 28]`."""
     layout = idx_layout(folder, "FashionMNIST/raw", "fashion_mnist", "fashion-mnist")
     _, paths = locate("fashion_mnist", folder, layout)

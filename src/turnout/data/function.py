@@ -10,7 +10,11 @@ from turnout.data.dataset import Dataset
 from turnout.data.prepare import from_arrays
 
 
-def load(*, function: str, arguments: Mapping[str, object] | None = None) -> Dataset:
+def load(
+    *,
+    function: str,  # package.module:function that returns the data
+    arguments: Mapping[str, object] | None = None,  # that it is called with; none: without
+) -> Dataset:
     """Call `package.module:function` with `arguments`; modules in the working folder are found too.
 
     It returns a `Dataset`, or a dict of arrays named as in `numpy_files`, with `num_classes` if that must be told.

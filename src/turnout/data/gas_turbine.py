@@ -23,11 +23,11 @@ UCI = Layout(tuple(f"gt_{year}.csv" for year in YEARS), ("", "tabular"))
 
 def load(
     *,
-    folder: str | Path | None = None,
-    targets: Sequence[str] = ("CO", "NOX"),
-    normalise: Scaling = "standard",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    targets: Sequence[str] = ("CO", "NOX"),  # columns that are predicted
+    normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """`[n, 9]` inputs (less those taken as targets) and `[n, targets]`, scaled by the training rows (facts turn the
     targets back); a year is a group."""

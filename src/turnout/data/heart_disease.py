@@ -25,10 +25,10 @@ UCI = Layout(tuple(f"processed.{centre}.data" for centre in CENTRES), ("", "hear
 
 def load(
     *,
-    folder: str | Path | None = None,
-    normalise: Scaling = "standard",
-    test_fraction: float = 0.34,
-    seed: int = 0,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.34,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """`[n, 13]` inputs, class 1 for any disease; a centre is a group: cleveland, hungarian, switzerland, va.
 

@@ -24,12 +24,12 @@ FILES = (Layout(("kddcup99_10pct.csv",), ("", "tabular")), Layout(("kddcup.data_
 
 def load(
     *,
-    folder: str | Path | None = None,
-    labels: Literal["sign", "class"] = "sign",
-    max_bytes: float | None = 30_000.0,
-    normalise: Scaling = "minmax",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    labels: Literal["sign", "class"] = "sign",  # sign: -1 and 1, for a linear SVM; class: 0 and 1
+    max_bytes: float | None = 30_000.0,  # connections above are left out; none: none is
+    normalise: Scaling = "minmax",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
+    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """The 35 numeric features that vary, in the order of the file, as Wu et al. (SAFA) use them.
 

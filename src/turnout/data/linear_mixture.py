@@ -17,15 +17,15 @@ from turnout.data.prepare import at_least, lognormal_sizes, room
 
 def load(
     *,
-    clients: int = 300,
-    components: int = 3,
-    dims: int = 150,
-    alpha: float = 0.4,
-    hard: bool = False,
-    noise: float = 0.1,
-    max_samples: int = 1000,
-    test_samples: int = 200,
-    seed: int = 0,
+    clients: int = 300,  # that are generated
+    components: int = 3,  # linear models behind the labels
+    dims: int = 150,  # numbers of a sample
+    alpha: float = 0.4,  # of the Dirichlet law of a client's mixture
+    hard: bool = False,  # whether a client has one component only
+    noise: float = 0.1,  # standard deviation before the sigmoid
+    max_samples: int = 1000,  # that a client trains on at most
+    test_samples: int = 200,  # of each client
+    seed: int = 0,  # of all that is generated
 ) -> Dataset:
     """Components theta ~ U[-1, 1]^dims; client weights pi ~ Dirichlet(alpha), or one component each if `hard`.
 

@@ -22,7 +22,11 @@ IDX = (
 )
 
 
-def load(*, folder: str | Path | None = None, normalise: Pixels = "standard") -> Dataset:
+def load(
+    *,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    normalise: Pixels = "standard",  # standard (mean 0, sd 1), unit (0 to 1), symmetric (-1 to 1) or raw (0 to 255)
+) -> Dataset:
     """`[n, 1, 28, 28]`. A writer is a group (fact `clients`: QMNIST's ids); the test digits come from other writers."""
     layout, paths = locate("mnist", folder, ARCHIVE, idx_layout(folder, "MNIST/raw", "mnist"))
     groups = None

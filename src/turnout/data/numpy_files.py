@@ -11,7 +11,11 @@ from turnout.data.prepare import at_least, from_arrays
 from turnout.data.readers import path_of, read_numpy
 
 
-def load(*, path: str | Path, num_classes: int | None = None) -> Dataset:
+def load(
+    *,
+    path: str | Path,  # of an .npz file, or a folder of .npy files
+    num_classes: int | None = None,  # none: the largest target + 1
+) -> Dataset:
     """`inputs` and `targets`; if there are, `groups` (the client of every sample, any integer or word), `test_inputs`,
     `test_targets`, `test_groups`.
 

@@ -32,7 +32,14 @@ def iid(data: Data, clients: int, seed: int) -> Ragged:
     return deal(even(len(data), clients), seed)
 
 
-def gaussian_sizes(data: Data, clients: int, seed: int, *, relative_sd: float = 0.3, in_order: bool = False) -> Ragged:
+def gaussian_sizes(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    relative_sd: float = 0.3,  # standard deviation of the sizes, relative to the mean
+    in_order: bool = False,  # whether slices of the data as it stands are dealt
+) -> Ragged:
     """Quantity skew: n_i ~ N(n/N, (relative_sd n/N)^2), at least 1, rescaled to sum exactly to n; then an iid deal, or
     with `in_order` slices of the data as it stands (as the SAFA experiments have it).
 
@@ -74,9 +81,9 @@ def one_class(
     clients: int,
     seed: int,
     *,
-    clients_per_class: int | None = None,
-    samples: int | None = None,
-    test_samples: int | None = None,
+    clients_per_class: int | None = None,  # clients are listed class by class; none: client i has class i mod C
+    samples: int | None = None,  # of each client; none: an even share of all
+    test_samples: int | None = None,  # of each client's test set; none: an even share of all
     part: Part = "train",
 ) -> Ragged:
     """Client i holds only class i mod C, no sample twice: `samples` (`test_samples`) of them, or an even share of all.
@@ -112,7 +119,13 @@ def one_class(
     return rows
 
 
-def shards(data: Data, clients: int, seed: int, *, classes_per_client: int = 2) -> Ragged:
+def shards(
+    data: Data,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: int = 2,  # shards of a client, of one class each
+) -> Ragged:
     """Cut every class into shards, `clients * classes_per_client` in all, and deal each client `classes_per_client`.
 
     The number of shards of a class is proportional to its size and no shard mixes two classes, so a client sees at
@@ -142,10 +155,10 @@ def dirichlet(
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 1,
-    attempts: int = 20,
-    label_groups: int | None = None,
+    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    min_samples: int = 1,  # that every client has; 0: none at all is allowed
+    attempts: int = 20,  # draws until everybody has them
+    label_groups: int | None = None,  # groups of classes that are dealt like one class; none: each by itself
 ) -> Ragged:
     """Label skew, every sample used exactly once: for each class y, p_y ~ Dir_N(alpha); client i gets a p_{y,i} share.
 
@@ -186,9 +199,9 @@ def dirichlet_equal(
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    sizes: ArrayLike | None = None,
-    replace: bool = True,
+    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    sizes: ArrayLike | None = None,  # samples: one, or one a client; none: n // N
+    replace: bool = True,  # whether clients may share samples
     part: Part = "train",
 ) -> Ragged:
     """Label skew with chosen sizes: pi_i ~ Dir_C(alpha); client i holds floor(pi_{i,c} n_i) samples of class c.
@@ -254,10 +267,10 @@ def pachinko(
     clients: int,
     seed: int,
     *,
-    alpha: float = 0.4,
-    beta: float = 10.0,
-    samples: int | None = None,
-    superclasses: ArrayLike | None = None,
+    alpha: float = 0.4,  # of the Dirichlet law over superclasses
+    beta: float = 10.0,  # of that over the classes of one
+    samples: int | None = None,  # of each client; none: n // N
+    superclasses: ArrayLike | None = None,  # that of every class; none: the dataset's own
 ) -> Ragged:
     """Label skew by superclass: client i draws a mixture Dir(alpha) of superclasses and in each a mixture Dir(beta) of
     its classes; each of its `samples` (default: n // N) is a superclass, then a class, then a sample nobody has yet.

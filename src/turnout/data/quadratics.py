@@ -19,13 +19,13 @@ from turnout.data.prepare import at_least, room
 
 def load(
     *,
-    optima: Sequence[float] | Sequence[Sequence[float]] | None = None,
-    curvatures: Sequence[float] | None = None,
-    importance: Sequence[float] | None = None,
-    clients: int = 10,
-    dims: int = 1,
-    samples: int = 1,
-    seed: int = 0,
+    optima: Sequence[float] | Sequence[Sequence[float]] | None = None,  # of each client; none: drawn
+    curvatures: Sequence[float] | None = None,  # of each client; none: 1
+    importance: Sequence[float] | None = None,  # of each client; none: equal
+    clients: int = 10,  # optima that are drawn
+    dims: int = 1,  # numbers of an optimum
+    samples: int = 1,  # equal rows of a client
+    seed: int = 0,  # of the optima
 ) -> Dataset:
     """`[n, 1]` curvatures and `[n, dims]` optima, `samples` equal rows a client.
 

@@ -27,11 +27,11 @@ ROLES = Layout(("roles.json",), ("shakespeare", ""))
 
 def load(
     *,
-    folder: str | Path | None = None,
-    clients: int | None = None,
-    min_speeches: int = 2,
-    stride: int = WINDOW,
-    test_fraction: float = 0.2,
+    folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
+    clients: int | None = None,  # roles that are kept, the first so many; none: all
+    min_speeches: int = 2,  # roles with fewer are left out
+    stride: int = WINDOW,  # characters from one sample to the next
+    test_fraction: float = 0.2,  # share of a role's text, the end of it, for testing
 ) -> Dataset:
     """`[n, 80]` tokens, the target being the token that follows; tokens index Python's 100 printable characters.
 

@@ -16,16 +16,16 @@ from turnout.data.prepare import at_least, fraction, lognormal_sizes, room
 
 def load(
     *,
-    alpha: float = 0.5,
-    beta: float = 0.5,
-    clients: int = 100,
-    dims: int = 60,
-    classes: int = 10,
-    iid: bool = False,
-    max_samples: int | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    sample_seed: int | None = None,
+    alpha: float = 0.5,  # variance of the clients' models
+    beta: float = 0.5,  # variance of the clients' inputs
+    clients: int = 100,  # that are generated
+    dims: int = 60,  # numbers of a sample
+    classes: int = 10,  # of the labels
+    iid: bool = False,  # whether everybody has the first client's law
+    max_samples: int | None = None,  # of a client at most; none: no limit
+    test_fraction: float = 0.2,  # share of a client's samples that goes to the test set
+    seed: int = 0,  # of all that is generated
+    sample_seed: int | None = None,  # other samples of the same clients; none: the seed
 ) -> Dataset:
     """Client k draws u ~ N(0, alpha), W and b ~ N(u, 1), B ~ N(0, beta), v ~ N(B, 1) and sees x_j ~ N(v_j, j^-1.2)
     with label argmax(W x + b).

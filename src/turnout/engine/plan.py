@@ -26,9 +26,9 @@ _RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20),
 class Plan(Spelt):
     """Every choice that can change a bit of the result. The same plan on the same machine gives the same bits."""
 
-    device: str = "cpu"
-    engine: str = "auto"
-    precision: str = "float32"
+    device: str = "cpu"  # cpu, cuda or cuda:1
+    engine: str = "auto"  # auto, vectorised, sequential or ray
+    precision: str = "float32"  # float32, float64, tf32 or bf16
     threads: int = 0  # 0: all cores, counted once and written into the run; with ray, one for each worker
     memory_mib: int = 2048  # for what a training call holds at once
     kernels: str = "auto"  # for plain SGD: written out where the model is a chain of common layers, or the general form

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
     from turnout.local.sgd import Batch, ClientData, LocalSGD
@@ -36,7 +37,7 @@ Slope = Callable[[Tensor], Tensor]  # [P] parameters -> [P] gradient
 
 
 @dataclass(frozen=True)
-class Modifier:
+class Modifier(Spelt):
     """Base class: changes nothing."""
 
     keeps_fast_paths: ClassVar[bool] = False  # whether training is the same without it: it acts on what is sent alone
@@ -99,7 +100,7 @@ class Proximal(Modifier):
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
     """
 
-    mu: float = 0.1
+    mu: float = 0.1  # strength of the proximal term
 
     def __post_init__(self) -> None:
         if not np.all(np.isfinite(self.mu)) or np.any(np.asarray(self.mu) < 0):
@@ -127,7 +128,7 @@ class SharpnessAware(Modifier):
 
     gradients: ClassVar[int] = 2
 
-    rho: float = 0.05
+    rho: float = 0.05  # how far up the gradient is taken
 
     def __post_init__(self) -> None:
         if not np.all(np.isfinite(self.rho)) or np.any(np.asarray(self.rho) < 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt
 from turnout.local.coreset import check_keep
 from turnout.local.datastore import check_capacity
 from turnout.local.knn import MemoryOfSamples
@@ -14,7 +15,7 @@ from turnout.local.sgd import LocalSGD
 
 
 @dataclass(frozen=True)
-class Serve:
+class Serve(Spelt):
     """Make the local work that a client adapts the global model with before it serves; None: it serves that model."""
 
     def adaptation(self, local: LocalSGD) -> LocalSGD | None:

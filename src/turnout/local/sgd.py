@@ -108,16 +108,16 @@ class LocalSGD(Spelt):
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
-    lr: float
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 32
-    batching: str = "epochs"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    lr_decay: float = 1.0
-    lr_power: float = 0.0
+    lr: float  # learning rate
+    epochs: int = 1  # passes over the samples
+    steps: int | None = None  # of a job; none: as many as the epochs have
+    batch_size: int = 32  # samples of a mini-batch
+    batching: str = "epochs"  # epochs, draws, fixed or full: which samples a step has
+    momentum: float = 0.0  # share of its speed that a step keeps; each job begins with 0
+    weight_decay: float = 0.0  # pull of the parameters towards 0
+    clip_norm: float | None = None  # largest norm of a mini-batch gradient; none: no limit
+    lr_decay: float = 1.0  # factor of the learning rate from one version to the next
+    lr_power: float = 0.0  # the learning rate falls as (version + 1)^-power
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
     modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
 

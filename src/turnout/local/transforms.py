@@ -75,7 +75,7 @@ class Transform(Modifier):
 class Clip(Transform):
     """`u <- u min(1, norm / |u|)`."""
 
-    norm: float
+    norm: float  # largest norm of an update
 
     def __post_init__(self) -> None:
         _require("clip.norm", self.norm, lambda norm: 0 < norm < math.inf, "above 0 and finite")
@@ -89,8 +89,8 @@ class Noise(Transform):
     """`u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two clients can
     differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
 
-    std: float
-    seed: int | None = None
+    std: float  # standard deviation of the noise
+    seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def __post_init__(self) -> None:
         _require("noise.std", self.std, lambda std: 0 < std < math.inf, "above 0 and finite")
@@ -122,7 +122,7 @@ class TopK(Transform):
     feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
     """
 
-    share: float
+    share: float  # of the entries that is sent
 
     def __post_init__(self) -> None:
         _require("top_k.share", self.share, lambda share: 0 < share <= 1, "above 0 and at most 1")
@@ -152,7 +152,7 @@ class Quantise(Transform):
     Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
     """
 
-    bits: int
+    bits: int  # of a value that is sent
 
     def __post_init__(self) -> None:
         _require("quantise.bits", self.bits, lambda bits: bits == int(bits) and 2 <= bits <= 16, "from 2 to 16")

@@ -20,14 +20,14 @@ class NetworkSettings:
     links. `access` and `core` are rates such as 10Gbps. `overlay` is designed for that network by name (`turnout
     topology design` compares them), or read from an overlay.json."""
 
-    underlay: str | None = None
-    access: str | None = None
-    core: str | None = None
-    latency_mode: LatencyMode = "per_path"
-    overlay: str = "ring"
-    center: str = "best"
-    budget: float = 0.5
-    max_degree: int | None = None
+    underlay: str | None = None  # a bundled one by name, or a file; none: the clients' own links
+    access: str | None = None  # rate of a silo's access, such as 10Gbps; none: the underlay's own
+    core: str | None = None  # rate of the core, such as 1Gbps; none: the underlay's own
+    latency_mode: LatencyMode = "per_path"  # how latency is taken: of the whole path, or hop by hop
+    overlay: str = "ring"  # ring, star, mst, ... of `turnout topology design`, or an overlay.json
+    center: str = "best"  # of a star: best, first, load, or a silo's name
+    budget: float = 0.5  # of matcha: the share of matchings that is active
+    max_degree: int | None = None  # of delta_mbst: at least 2; none: no limit
 
     def network(self, people: Population) -> Network:
         if self.underlay is None:

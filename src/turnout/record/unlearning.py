@@ -29,21 +29,21 @@ class Unlearning(Spelt):
     `budget` per_client_total keeps (epsilon, delta) over all requests; per_branch, the paper's, for every cut alone.
     """
 
-    track: bool = True
-    epsilon: float = 10.0
-    delta: float = 0.01
-    sigma: float = 0.05
-    retention: str = "all"
-    every: int = 10
-    calibration: str = "analytic"
-    bound: str = "plain"
-    group_rule: str = "sum"
-    budget: str = "per_client_total"
-    weights: str = "realised"
-    convex: bool = False
-    smoothness: float | None = None
-    strong_convexity: float = 0.0
-    groups: Sequence[Sequence[int]] = ()
+    track: bool = True  # whether what forgetting needs is kept
+    epsilon: float = 10.0  # of the (epsilon, delta) guarantee: how much a forgotten client may still show
+    delta: float = 0.01  # of the guarantee: the chance that it does not hold
+    sigma: float = 0.05  # standard deviation of the noise of a rollback
+    retention: str = "all"  # models that are kept: all, thinned or frugal
+    every: int = 10  # rounds from one kept model to the next, with thinned
+    calibration: str = "analytic"  # analytic (exact) or classic: how noise becomes a bound
+    bound: str = "plain"  # of the sensitivity: plain, or contracted for strongly convex losses
+    group_rule: str = "sum"  # bound of clients that leave together: sum, joint or max
+    budget: str = "per_client_total"  # per_client_total: over all requests; per_branch: for every cut alone
+    weights: str = "realised"  # realised, or population as in the paper's code
+    convex: bool = False  # whether the loss is known to be
+    smoothness: float | None = None  # L of the loss; none: not known
+    strong_convexity: float = 0.0  # of the loss; 0: none known
+    groups: Sequence[Sequence[int]] = ()  # clients that would leave together, known before training
     always_noise: bool = False  # also where the model rolled back to has seen no data
 
     def __post_init__(self) -> None:

@@ -49,14 +49,14 @@ class Screening(Spelt):
     detector suspects, by its name; `start` is the first update of a client that averaging detectors count.
     """
 
-    names: Sequence[str] = SURE
-    response: str = REPORT
+    names: Sequence[str] = SURE  # which detectors look: see `turnout list detectors`
+    response: str = REPORT  # report, exclude or down_weight
     automatic: bool = False  # the response needs nobody's consent
     confirmed: Sequence[int] = ()  # clients that an operator wants to have the response
     cleared: Sequence[int] = ()  # clients that an operator has found to be honest
-    factor: float = 0.1
-    limits: Mapping[str, float] = field(default_factory=dict)
-    start: int = 5
+    factor: float = 0.1  # of a suspect's weight, with down_weight
+    limits: Mapping[str, float] = field(default_factory=dict)  # scores above which a detector suspects, by its name
+    start: int = 5  # first update of a client that averaging detectors count
 
     def __post_init__(self) -> None:
         for name in (*self.names, *self.limits):

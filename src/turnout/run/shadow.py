@@ -37,14 +37,14 @@ class Shadow(Spelt):
     tenth of all clients. The run is then one with `silence`, and its configuration names the clients.
     """
 
-    budget: float
-    first: int = 5
-    last: int = 150
-    by_gradient: int | None = None
-    by_momentum: int | None = None
-    leave: int = 1
-    begins: int = 0
-    ends: int | None = None
+    budget: float  # epsilon: share of those invited that may be silenced, by importance
+    first: int = 5  # round from which growth is measured
+    last: int = 150  # round until which it is
+    by_gradient: int | None = None  # clients whose gradients grow most; none: a quarter of all
+    by_momentum: int | None = None  # of the others, those whose momenta do; none: a tenth of all
+    leave: int = 1  # clients of an invitation that always answer
+    begins: int = 0  # first round in which it acts
+    ends: int | None = None  # round from which it acts no more; none: never
 
     def find(self, task: Task, population: Population, local: LocalSGD, seed: int, plan: Plan | None = None) -> Silence:
         """The adversary; see `candidates`."""

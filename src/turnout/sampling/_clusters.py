@@ -43,7 +43,7 @@ class Clustered(Sampler):
     """omega_i = #{k : l_k = i} / m: unbiased, the weights sum to 1, and every client's weight varies less than with
     `md`. Where some clients are offline, a row draws among those of its clients that are there."""
 
-    clients_per_round: int = DEFAULT_SIZE
+    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
 
     def __post_init__(self) -> None:
         check_size(self.clients_per_round)

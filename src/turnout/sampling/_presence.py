@@ -41,10 +41,10 @@ class Presence(Sampler):
       pi = (1 - p0) / (2 - p0 - p1).
     """
 
-    estimator: str = "oracle"
-    observed: int = 0
-    prior: Prior = (1.0, 1.0)
-    transition_prior: Prior = (1.0, 1.0)
+    estimator: str = "oracle"  # oracle, beta or transitions: how presence is known
+    observed: int = 0  # rounds that it has watched before the first
+    prior: Prior = (1.0, 1.0)  # (n, m) of beta: rounds online and offline
+    transition_prior: Prior = (1.0, 1.0)  # (a, b) of transitions: kept and changed
     rounds: IntArray = field(default_factory=_nothing, init=False)  # [N] watched
     online_rounds: IntArray = field(default_factory=_nothing, init=False)  # [N] of these
     before: IntArray = field(default_factory=_nothing, init=False)  # [N] 1: online when last seen, 0: not, -1: not seen

@@ -109,7 +109,7 @@ def check_size(clients_per_round: int) -> None:
 class Limited(Sampler):
     """Draws `clients_per_round` (m) different clients: unless given, ten, or as many as there can be."""
 
-    clients_per_round: int | None = None
+    clients_per_round: int | None = None  # none: ten, or as many as there are
 
     def __post_init__(self) -> None:
         if self.clients_per_round is not None:

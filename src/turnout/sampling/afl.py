@@ -28,10 +28,10 @@ class AFL(Sampler):
 
     report: ClassVar[str] = "loss"
 
-    clients_per_round: int = DEFAULT_SIZE
-    drop: float = 0.75
-    temperature: float = 0.01
-    explore: float = 0.1
+    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    drop: float = 0.75  # share of the clients worth least that is left out
+    temperature: float = 0.01  # how strongly worth counts in the draw
+    explore: float = 0.1  # share of the places that goes to anybody
     values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never asked
 
     def __post_init__(self) -> None:

@@ -49,14 +49,14 @@ class CAFed(Presence):
     learns a loss of every client.
     """
 
-    bias_weight: float = 1.0
-    batch_size: int = 32
-    loss_smoothing: float = 1.0
-    tolerance: float = 0.0
-    floor: str = "running_min"
-    optima: PerClient | None = None
-    max_excluded_fraction: float = 1.0
-    renormalise: bool = True
+    bias_weight: float = 1.0  # kappa^2: large ones drop nobody, small ones many
+    batch_size: int = 32  # samples of the batch whose loss is reported
+    loss_smoothing: float = 1.0  # weight of the newest loss
+    tolerance: float = 0.0  # by which dropping a client must lessen the bound
+    floor: str = "running_min"  # of a loss: running_min, zero or local_optimum
+    optima: PerClient | None = None  # of local_optimum: one, or one a client
+    max_excluded_fraction: float = 1.0  # share of the clients that may be dropped
+    renormalise: bool = True  # whether weights still sum to 1 on average
     losses: FloatArray = field(default_factory=_no_numbers, init=False)  # [N] smoothed; NaN: none yet
     lowest: FloatArray = field(default_factory=_no_numbers, init=False)  # [N] of these
     excluded: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N] in the last round

@@ -34,8 +34,8 @@ class ClusteredSimilarity(Clustered):
     distances (`profile`, as the authors ran it) or over the distances themselves (`condensed`).
     """
 
-    distance: str = "arccos"
-    tree: str = "profile"
+    distance: str = "arccos"  # of two updates: arccos, l2 or l1
+    tree: str = "profile"  # profile: over rows of distances; condensed: over distances
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [n, P] last update of each client
     lengths: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [n] of these
     distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]

@@ -29,8 +29,8 @@ class F3AST(Presence):
 
     looks_at_data: ClassVar[bool] = False
 
-    clients_per_round: int = DEFAULT_SIZE
-    smoothing: float = 0.005
+    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    smoothing: float = 0.005  # beta: share of the newest round in the rates
     rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
 
     def __post_init__(self) -> None:

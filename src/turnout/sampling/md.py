@@ -27,7 +27,7 @@ class MD(Sampler):
 
     looks_at_data: ClassVar[bool] = False
 
-    clients_per_round: int = DEFAULT_SIZE
+    clients_per_round: int = DEFAULT_SIZE  # draws of a round
 
     def __post_init__(self) -> None:
         check_size(self.clients_per_round)

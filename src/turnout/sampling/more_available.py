@@ -28,8 +28,8 @@ class MoreAvailable(Weighted):
 
     looks_at_data: ClassVar[bool] = False
 
-    threshold: float = 0.5
-    renormalise: bool = True
+    threshold: float = 0.5  # share of the rounds online from which a client counts
+    renormalise: bool = True  # whether weights still sum to 1 on average
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,13 +35,13 @@ class Oort(Sampler):
 
     report: ClassVar[str] = "loss"
 
-    clients_per_round: int = DEFAULT_SIZE
-    explore: float = 0.9
-    decay: float = 0.98
-    least_explore: float = 0.2
-    cutoff: float = 0.95
-    preferred_seconds: float | None = None
-    penalty: float = 2.0
+    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    explore: float = 0.9  # share of the places for clients never tried
+    decay: float = 0.98  # factor of that share from round to round
+    least_explore: float = 0.2  # share that always explores
+    cutoff: float = 0.95  # share of the utility that is just good enough
+    preferred_seconds: float | None = None  # of a job; none: the median of all
+    penalty: float = 2.0  # power by which slower clients lose utility
     losses: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] n_k |loss_k|
     seconds: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] t_k
     last: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] round; 0: never tried

@@ -30,7 +30,7 @@ class Optimal(Sampler):
 
     decides_later: ClassVar[bool] = True
 
-    clients_per_round: int = DEFAULT_SIZE
+    clients_per_round: int = DEFAULT_SIZE  # updates asked for in a round, on average
 
     def __post_init__(self) -> None:
         check_size(self.clients_per_round)

@@ -22,7 +22,7 @@ class PoissonBinomial(Independent):
 
     looks_at_data: ClassVar[bool] = False
 
-    cap: bool = False
+    cap: bool = False  # whether probabilities above 1 are cut, the others sharing the rest
 
     def most(self, population: Population) -> int:
         return super().most(population) if self.cap else int((1 + 1e-12) / population.base_importance.max())

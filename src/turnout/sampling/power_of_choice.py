@@ -27,8 +27,8 @@ class PowerOfChoice(Sampler):
     badly: faster at first, and to another optimum. The reports cost the time of an answer, and a download that those
     who train do not need again."""
 
-    clients_per_round: int = DEFAULT_SIZE
-    candidates: int = 20
+    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    candidates: int = 20  # clients that report their loss
 
     def __post_init__(self) -> None:
         check_size(self.clients_per_round)

@@ -25,7 +25,7 @@ class Target(Clustered):
 
     looks_at_data: ClassVar[bool] = False
 
-    groups: list[int] | None = None
+    groups: list[int] | None = None  # that of each client; none: their regions
 
     def allocate(self, server: Server) -> Allocation:
         people = server.population

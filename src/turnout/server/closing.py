@@ -9,6 +9,7 @@ import numpy as np
 
 from turnout.core.errors import UserError, check_positive, check_seconds, unknown
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 
@@ -22,7 +23,7 @@ LONGEST = 1e9  # seconds
 
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(Spelt):
     """Say when a round closes."""
 
 

@@ -45,12 +45,12 @@ class Privacy(Spelt):
     `run.seed` secret. A `noise_seed` makes the noise, and the run, reproducible: then nothing is private.
     """
 
-    noise: float = 0.0
-    clip: float | None = None
-    max_weight: float | None = None
-    delta: float = 1e-5
-    amplified: bool = False
-    noise_seed: int | None = None
+    noise: float = 0.0  # z: standard deviation of the noise, in clips; 0: none
+    clip: float | None = None  # C: largest norm of an update
+    max_weight: float | None = None  # of a client in a step; none: the sampler's largest
+    delta: float = 1e-5  # of the (epsilon, delta) reported
+    amplified: bool = False  # whether it counts that nobody knows who was sampled
+    noise_seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:

@@ -44,8 +44,8 @@ class Stopping(Spelt):
 class Evaluation(Spelt):
     """Evaluate every so many rounds or virtual seconds (and always at the end), on all clients or a fixed panel."""
 
-    rounds: int | None = 1
-    seconds: float | None = None
+    rounds: int | None = 1  # from one evaluation to the next; none: by time or at the end only
+    seconds: float | None = None  # of virtual time from one to the next; none: by rounds
     clients: int | None = None  # size of the panel; None: all clients
     train: bool = True  # also the training loss, the objective itself
 

@@ -46,7 +46,12 @@ def _squeezed(shape: Sequence[int]) -> list[int]:
 
 
 @spelt
-def linear(inputs: int, outputs: int, bias: bool = True, zero_init: bool = False) -> nn.Module:
+def linear(
+    inputs: int,  # numbers of a sample
+    outputs: int,  # classes, or numbers predicted
+    bias: bool = True,  # whether there is one
+    zero_init: bool = False,  # whether it starts at the origin
+) -> nn.Module:
     """`W x + b`: linear or logistic regression, or (one output, hinge loss) a linear SVM, whose `w x - b` is b = -bias.
 
     `zero_init` starts at the origin, as SAFA's regression and SVM do.
@@ -59,7 +64,11 @@ def linear(inputs: int, outputs: int, bias: bool = True, zero_init: bool = False
 
 
 @spelt
-def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Module:
+def mlp(
+    inputs: int,  # numbers of a sample
+    hidden: Sequence[int],  # widths of the hidden layers
+    outputs: int,  # classes, or numbers predicted
+) -> nn.Module:
     """Fully connected ReLU network; `mlp(784, [50], 10)` is the one of clustered sampling on MNIST."""
     layers: list[nn.Module] = [Reshape(inputs)]
     for width in hidden:
@@ -69,7 +78,7 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Module:
 
 
 @spelt
-def cnn_mnist(classes: int = 10) -> nn.Module:
+def cnn_mnist(classes: int = 10) -> nn.Module:  # of the labels
     """Two 5x5 convolutions and 500 hidden units on 1x28x28 (Wu et al., SAFA, IEEE ToC 2021): 431,080 parameters."""
     return nn.Sequential(
         Reshape(1, 28, 28),
@@ -80,7 +89,11 @@ def cnn_mnist(classes: int = 10) -> nn.Module:
 
 
 @spelt
-def cnn_cifar(classes: int = 10, dropout: float = 0.2, hidden: int = 64) -> nn.Module:
+def cnn_cifar(
+    classes: int = 10,  # of the labels
+    dropout: float = 0.2,  # share dropped after each convolution
+    hidden: int = 64,  # units of the hidden layer
+) -> nn.Module:
     """Three 3x3 convolutions on 3x32x32 (Fraboni et al., ICML 2021); no ReLU follows the third, as in their code.
 
     Their asynchronous experiments use `dropout=0`, and `hidden=256` for CIFAR-100.
@@ -95,7 +108,10 @@ def cnn_cifar(classes: int = 10, dropout: float = 0.2, hidden: int = 64) -> nn.M
 
 
 @spelt
-def cnn_large(classes: int = 10, dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Module:
+def cnn_large(
+    classes: int = 10,  # of the labels
+    dropout: tuple[float, float] = (0.0, 0.0),  # shares dropped after the pooling and the hidden layer
+) -> nn.Module:
     """The CIFAR-10 benchmark network of pfl-research (Granqvist et al., 2024): 1,626,442 parameters for ten classes.
 
     Published with `dropout=(0.25, 0.5)`, after the pooling and after the hidden layer.
@@ -161,7 +177,12 @@ class CharLSTM(nn.Module):
 
 
 @spelt
-def char_lstm(symbols: int = 100, embed: int = 8, hidden: int = 100, layers: int = 2) -> nn.Module:
+def char_lstm(
+    symbols: int = 100,  # of the alphabet
+    embed: int = 8,  # numbers that a symbol becomes
+    hidden: int = 100,  # units of a layer
+    layers: int = 2,  # of the LSTM
+) -> nn.Module:
     """Next character of Shakespeare (LEAF): `[batch, 80]` int64 tokens to `[batch, symbols]` logits."""
     check_room(f"model: {layers} layers of {hidden}", layers * hidden * (hidden + 1) * 4)
     return CharLSTM(symbols, embed, hidden, layers)
