@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -142,6 +143,8 @@ class Rule(Spelt):
     """Make one row of many: what takes the place of the weighted sum. With `buckets` a rule sees the means of that many
     random buckets, whose rows differ less (Karimireddy, He, Jaggi, ICLR 2022)."""
 
+    moves_one: ClassVar[bool] = False  # whether it makes something else of a single row
+
     buckets: int = field(default=0, kw_only=True)  # random groups whose means the rule sees; 0: every update by itself
 
     def __post_init__(self) -> None:
@@ -226,6 +229,8 @@ class MultiKrum(Krum):
 class NormClipping(Rule):
     """The weighted mean of rows of a bounded norm (Sun et al., 2019)."""
 
+    moves_one: ClassVar[bool] = True
+
     radius: float  # largest norm of an update
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
@@ -235,6 +240,8 @@ class NormClipping(Rule):
 @dataclass(frozen=True)
 class CentredClipping(Rule):
     """The last result moved by clipped differences (Karimireddy, He, Jaggi, ICML 2021)."""
+
+    moves_one: ClassVar[bool] = True
 
     radius: float  # largest norm of the difference from the last result
     iterations: int = 1  # times the centre is moved

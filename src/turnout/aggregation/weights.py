@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Weigh(Spelt):
     """Make weights `[k]` of the weights that the method gives its updates."""
 
+    moves_one: ClassVar[bool] = True  # whether it makes something else of a single weight
+
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         """`[k]` how much each update counts."""
         raise NotImplementedError
@@ -28,6 +30,8 @@ class Weigh(Spelt):
 class Equal(Weigh):
     """Share the method's total weight equally among its updates: **biased** towards clients that matter little."""
 
+    moves_one: ClassVar[bool] = False
+
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         return np.full(len(weights), weights.sum() / max(1, len(weights)))
 
@@ -35,6 +39,8 @@ class Equal(Weigh):
 @dataclass(frozen=True)
 class BySamples(Weigh):
     """Share the method's total weight in proportion to the samples that each job had."""
+
+    moves_one: ClassVar[bool] = False
 
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         return np.asarray(weights.sum() * updates.samples / max(1, updates.samples.sum()), np.float64)

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from turnout.aggregation.rules import Rule
 from turnout.aggregation.staleness import check_discount, discount
+from turnout.aggregation.weights import Weigh
 from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, check_seconds, renamed
 from turnout.core.random import FloatArray, IntArray
@@ -47,6 +49,13 @@ class Arrivals(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for part in (self.rule, self.weigh):
+            if isinstance(self.closing, EachArrival) and isinstance(part, Rule | Weigh) and not part.moves_one:
+                name = "rule" if isinstance(part, Rule) else "weigh"
+                raise UserError(
+                    f"{name}: {type(self).__name__} has one update a round, of which {type(part).__name__} makes the "
+                    "same; leave it out, or wait with a buffer"
+                )
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
         check_seconds("algorithm.retry", self.retry)
         if self.concurrency is not None and self.concurrency < 1:

@@ -9,6 +9,7 @@ from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
 from turnout.sampling._sampler import Sampler
 from turnout.sampling.full import Full
+from turnout.server.closing import Wait
 
 
 @dataclass
@@ -21,7 +22,9 @@ class Centralised(FedAvg):
         "remember": "has one client, which is always heard",
         "rule": "has one client",
         "weigh": "has one client",
+        "serve": "trains one machine on everybody's data, and the clients none",
     }
+    waits: ClassVar[type[Wait] | None] = None
     no_use_for: ClassVar[tuple[str, ...]] = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
 
     sampler: Sampler = field(default_factory=Full)  # there is one client to ask

@@ -24,6 +24,7 @@ class FedAvgRP(FedAvg):
     `server_lr` is the share of the way taken; the weight of a silent client goes to those who answer."""
 
     cannot: ClassVar[dict[str, str]] = {
+        "weigh": "has weights for models, not for updates",
         "remember": "averages models, not updates",
     }
     normalise: str = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
