@@ -138,7 +138,7 @@ def test_what_is_not_finite_is_rejected_as_ever() -> None:
 
 def test_rules_without_a_step_can_be_watched_but_not_screened() -> None:
     lies = replace(population(), behaviour=FreeRider(clients=RIDERS))
-    plan = experiment("mifa", 2, people=lies, algorithm=turnout.algorithms.Mifa(local(), Full()))
+    plan = experiment("fedavg", 2, people=lies, algorithm=turnout.algorithms.FedAvgRP(local(), Full()))
     result = turnout.execute(replace(plan, screening=Screening(PLAIN)))
     assert result.watch is not None
     assert set(result.watch.suspects) == set(RIDERS)

@@ -41,6 +41,7 @@ WORLD: config.Settings = {
     "local": {"epochs": 2},
     "data": {"max_samples": 40},
     "partition": {"name": "gaussian_sizes"},
+    "clients": {"importance": [0.3, 0.25, 0.2, 0.1, 0.1, 0.05]},
     "model": {"name": "mlp", "hidden": [4]},
     "run": {"rounds": 4},
 }

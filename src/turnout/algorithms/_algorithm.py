@@ -104,11 +104,11 @@ class Algorithm(Spelt):
 
     def unused(self) -> dict[str, str]:
         """Options that would change nothing, and where."""
-        found = dict.fromkeys(self.no_use_for, f"in {type(self).__name__}")
+        found: dict[str, str] = {}
         for name, options in self.of_part.items():
             if getattr(self, name) is not None:
                 found |= dict.fromkeys(options, f"beside the {name} given, which has its own options")
-        return found
+        return found | dict.fromkeys(self.no_use_for, f"in {type(self).__name__}")
 
     def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
         """Raise unless that kind of work can be made of the local one without loss."""

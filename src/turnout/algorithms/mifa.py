@@ -31,6 +31,7 @@ class Mifa(FedAvg):
     """
 
     FORMER: ClassVar[dict[str, str]] = {"memory": "remember/memory"}  # where version 0.1 kept it
+    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
     cannot: ClassVar[dict[str, str]] = {"weigh": "remembers: every client counts its importance"}
 
     first_round: str = "everybody"  # everybody: all are asked; zero: the memory begins with zeros

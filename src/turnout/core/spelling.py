@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args, get_type_hints
 
 from turnout.core.errors import UserError, meant
 
@@ -19,10 +19,16 @@ R = TypeVar("R")
 class Spelt:
     """Classes whose constructors refuse an unknown option in one sentence."""
 
+    former: ClassVar[
+        Mapping[str, Callable[[Any], UserError]]
+    ] = {}  # options that are gone: what is said to their values
+
     if not TYPE_CHECKING:  # a checker reads __init__
 
         def __new__(cls, *_given: Any, **options: Any) -> Spelt:
             """Make the object; copies, and objects that are read back, have no options to check."""
+            for name in options.keys() & cls.former:
+                raise cls.former[name](options[name])
             if options:
                 _check(cls.__name__, options, _known(cls.__init__))
             return super().__new__(cls)

@@ -18,7 +18,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import wraps
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -103,6 +102,7 @@ class LocalSGD(Spelt):
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
+    former: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
     MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
@@ -385,16 +385,3 @@ class LocalSGD(Spelt):
 
 def _numbers(shapes: Shapes) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-_init = LocalSGD.__init__
-
-
-@wraps(_init)
-def _answering_former(self: LocalSGD, *numbers: Any, **options: Any) -> None:
-    if "transform" in options:
-        raise transforms.gone(options["transform"])
-    _init(self, *numbers, **options)
-
-
-LocalSGD.__init__ = _answering_former  # type: ignore[method-assign]

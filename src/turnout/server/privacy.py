@@ -102,15 +102,15 @@ def check_unseen(server: Server) -> None:
     if people.size != server.whole_population.size:
         name = type(server.algorithm).__name__
         raise UserError(f"privacy.noise: algorithm {name} pools the clients, and noise for a pool hides no one of them")
-    if server.law.rule is not None or server.law.remember is not None:
-        part = "rule" if server.law.rule is not None else "remember"
-        raise UserError(
-            f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
-        )
     for part, word in prying(server.algorithm, people).items():
         raise UserError(
             f"privacy.noise: {part} may take more from updates than their sum, which no noise hides; a class that does "
             f"not says so of itself: {word} = False"
+        )
+    if server.law.rule is not None or server.law.remember is not None:
+        part = "rule" if server.law.rule is not None else "remember"
+        raise UserError(
+            f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
         )
 
 
