@@ -19,16 +19,14 @@ R = TypeVar("R")
 class Spelt:
     """Classes whose constructors refuse an unknown option in one sentence."""
 
-    former: ClassVar[
-        Mapping[str, Callable[[Any], UserError]]
-    ] = {}  # options that are gone: what is said to their values
+    gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {}  # options that are no more, and what is said
 
     if not TYPE_CHECKING:  # a checker reads __init__
 
         def __new__(cls, *_given: Any, **options: Any) -> Spelt:
             """Make the object; copies, and objects that are read back, have no options to check."""
-            for name in options.keys() & cls.former:
-                raise cls.former[name](options[name])
+            for name in options.keys() & cls.gone:
+                raise cls.gone[name](options[name])
             if options:
                 _check(cls.__name__, options, _known(cls.__init__))
             return super().__new__(cls)

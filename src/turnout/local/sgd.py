@@ -102,7 +102,7 @@ class LocalSGD(Spelt):
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
-    former: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
+    gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
     MOST: ClassVar[int] = 10**9  # epochs, or steps
     BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
