@@ -29,7 +29,8 @@ from turnout.local.profile import profile_of
 from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
-from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities
+from turnout.theory.matching import divergence, selection_probabilities
+from turnout_studies.theory.fedprof_bound import preference_for_weights
 
 EXACT = Plan(precision="float64", threads=1)
 REFERENCE = normal(key(1, "test reference"), 200).reshape(40, 5)

@@ -23,7 +23,7 @@ from turnout.local.modifiers import Proximal
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.theory.free_riders import FreeRiding, ou_map
+from turnout_studies.theory.free_riding import FreeRiding, ou_map
 
 WIDE = 20_000  # parameters of the model that noise is measured on
 

@@ -10,10 +10,19 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from turnout.clients.chains import Bernoulli, Chain, Diurnal, Grouped, Markov, clustered, heterogeneous
+from turnout.clients.chains import (
+    Bernoulli,
+    Chain,
+    Diurnal,
+    Grouped,
+    Markov,
+    clustered,
+    heterogeneous,
+    lowest_correlation,
+)
 from turnout.core.errors import UserError
 from turnout.core.random import key, uniform
-from turnout.theory.chains import lowest_correlation, transition_matrix
+from turnout_studies.theory.chain_algebra import transition_matrix
 
 MANY = np.arange(40_000)
 PAIRS = [

@@ -17,8 +17,7 @@ from turnout.core.errors import unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.theory.ledger import Ledger
-from turnout.theory.slack import Counts, Slack, estimator, quota, woken
+from turnout.theory.slack import Counts, Ledger, Slack, estimator, quota, woken
 
 FALLBACKS = ("regional", "global")
 

@@ -19,7 +19,7 @@ from turnout.core.files import write_text
 from turnout.engine.probe import probe_ratio
 from turnout.local.sgd import LocalSGD
 from turnout.plan.stream_curves import pictures
-from turnout.theory.stream_plan import OPTIMAL, StreamPlan, stream_plan
+from turnout.theory.streams import OPTIMAL, StreamPlan, stream_plan
 
 streams_app = typer.Typer(
     help="Weights for clients that keep their data and clients that keep only the newest.\n\n"

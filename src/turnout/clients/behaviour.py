@@ -14,6 +14,7 @@ flipped, a backdoor) are kinds of damage in `turnout.clients.quality`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,7 +28,6 @@ from turnout.core import random
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
-from turnout.theory.free_riders import ou_map
 
 if TYPE_CHECKING:
     from turnout.server.updates import Updates
@@ -147,7 +147,11 @@ class DisguisedConstant(FreeRider):
 class DisguisedSGDLike(FreeRider):
     """Noise as large as that of local SGD on a quadratic loss, of which it guesses `curvature` and `grad_noise`.
 
-    The latter is the standard deviation of a sample's gradient: see `turnout.theory.free_riders.ou_map`."""
+    The latter is sigma, the standard deviation of a sample's gradient. SGD as an Ornstein-Uhlenbeck process over n
+    steps with batches of S samples, kappa the curvature and FedProx's pull together, has
+
+        phi^2 = lr sigma^2 / (2 S kappa) (1 - exp(-2 lr kappa n)).
+    """
 
     curvature: float = 1.0  # of the loss, as they guess it
     grad_noise: float = 1.0  # standard deviation of a sample's gradient, as they guess it
@@ -163,8 +167,9 @@ class DisguisedSGDLike(FreeRider):
             work = job.work.bind(job.options)
             lr = float(work.lr * work.lr_factor(job.version))
             steps = float(work.num_steps(job.samples))
-            made = ou_map(lr, self.curvature, steps, self.grad_noise, work.batch_size, work.pull)
-            variances.append(made.variance)
+            kappa = self.curvature + work.pull
+            kept = math.exp(-lr * kappa * steps)
+            variances.append(lr * self.grad_noise**2 / (2 * work.batch_size * kappa) * (1 - kept**2))
         return np.sqrt(variances)
 
 

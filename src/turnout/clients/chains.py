@@ -28,12 +28,24 @@ from turnout.core import random
 from turnout.core.errors import UserError, check_room, check_seconds
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
-from turnout.theory.chains import feasible, lowest_correlation
 
 _AHEAD = 4  # cells looked at first for the next change
 _HORIZON = 2**24  # cells without a change that count as never
 _BLOCK = 2**20  # cells looked at together
 _NEVER = 2**62  # steps
+
+
+def lowest_correlation(probability: ArrayLike) -> FloatArray:
+    """max{-pi / (1 - pi), -(1 - pi) / pi}: below it no two-state chain is online a share pi of the time."""
+    online = np.asarray(probability, np.float64)
+    less = np.minimum(online, 1 - online)
+    return np.asarray(-less / (1 - less) + 0.0)  # never a negative zero
+
+
+def feasible(probability: ArrayLike, correlation: ArrayLike) -> BoolArray:
+    """Whether there are such chains: lowest_correlation(pi) <= lambda < 1, up to rounding."""
+    repeats = np.asarray(correlation, np.float64)
+    return np.asarray((repeats >= lowest_correlation(probability) - 1e-12) & (repeats < 1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,8 +183,7 @@ class Chain(Spelt):
         if not lasting.any():
             return whose, cell
         position, renewal = self._renewals(seed, ids[whose[lasting]], cell[lasting])
-        changing = np.concatenate([whose[lasting][position], whose[~lasting]])
-        return changing, np.concatenate([renewal, cell[~lasting]])
+        return np.append(whose[lasting][position], whose[~lasting]), np.append(renewal, cell[~lasting])
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,9 +262,8 @@ class Diurnal(Chain):
         check_seconds("diurnal.day", self.day)
         require("diurnal: peak", self.peak, np.isfinite(self.peak), "finite")
         require("diurnal: zones", self.zones, np.bool_(self.zones >= 1), "at least 1")
-        require(
-            "diurnal: interval", self.interval, np.bool_(4 * self.interval <= self.day), "at most a quarter of a day"
-        )
+        short = np.bool_(4 * self.interval <= self.day)
+        require("diurnal: interval", self.interval, short, "at most a quarter of a day")
 
     @property
     def probability(self) -> PerClient:
@@ -298,11 +308,10 @@ class Grouped(Spelt):
 
     def __post_init__(self) -> None:
         groups = np.asarray(self.groups)
-        fine = groups.ndim < 2 and groups.size and groups.dtype.kind in "iu" and groups.min() >= (groups.ndim == 0)
-        if not fine:
-            raise UserError(
-                f"availability.groups: {self.groups!r} is neither a number of groups nor one group a client"
-            )
+        whole = groups.ndim < 2 and groups.size and groups.dtype.kind in "iu"
+        if not whole or groups.min() < (groups.ndim == 0):
+            allowed = "neither a number of groups nor one group a client"
+            raise UserError(f"availability.groups: {self.groups!r} is {allowed}")
         most = int(groups.max()) + (groups.ndim == 1)
         for name in ("probability", "correlation"):
             if np.ndim(value := getattr(self.model, name)) and np.size(value) < most:
