@@ -26,6 +26,7 @@ from turnout.clients.memories import Memory
 from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random
+from turnout.core.allowed import Seconds, Share
 from turnout.core.errors import UserError, unknown
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
@@ -275,8 +276,8 @@ class Population(Spelt):
         memory: Memory,
         *,
         fresh: float | Sequence[int] = 1.0,  # whose samples arrive: a share of the clients, or ids
-        drift: float = 0.0,  # order of arrival: 0 at random, 1 by target
-        seconds: float = 1.0,  # of a period
+        drift: Share = 0.0,  # order of arrival: 0 at random, 1 by target
+        seconds: Seconds = 1.0,  # of a period
     ) -> Population:
         """The same clients, of whom a share (or these ids) are `fresh`: their samples arrive period after period, a
         period lasting `seconds`, and they train on what their memory holds when they begin.

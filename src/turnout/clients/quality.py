@@ -21,9 +21,10 @@ from torch import Tensor
 
 from turnout.clients.population import Population
 from turnout.core import random
+from turnout.core.allowed import Share
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import IntArray
-from turnout.core.spelling import Spelt
+from turnout.core.spelling import Spelt, spelt
 
 NORMAL = "normal"
 TRIGGER = 3  # values wide
@@ -165,12 +166,11 @@ def bad_data(
 
 
 def _one_kind(name: str) -> Callable[..., BadData]:
+    @spelt
     def one_kind(
-        share: float,  # of the clients whose data are bad
+        share: Share,  # of the clients whose data are bad
         strength: float | None = None,  # how bad they are; none: as usual
     ) -> BadData:
-        if not 0 <= share <= 1:
-            raise UserError(f"behaviour.share: {share} must be from 0 to 1")
         return BadData({name: share}, {} if strength is None else {name: strength})
 
     damage, usual = KINDS[name]

@@ -57,8 +57,9 @@ class Range:
         if self.below is not None:
             fits &= numbers < self.below
         if not np.all(fits):
-            wrong = value if np.ndim(numbers) == 0 else np.asarray(numbers)[~fits].flat[0]
-            raise UserError(f"{option}: {wrong} must be {self}")
+            place = np.argwhere(~np.asarray(fits))[0].tolist()  # in a list: of which client, for instance
+            wrong = np.asarray(numbers)[tuple(place)] if place else value
+            raise UserError(f"{option}{place or ''}: {wrong} must be {self}")
 
 
 @dataclass(frozen=True)
