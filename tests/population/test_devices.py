@@ -214,8 +214,8 @@ def test_a_table_from_an_array_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("client,time\n0,1\n", "columns client,seconds"),
-        ("client,seconds\n0,fast\n", "columns client,seconds"),
+        ("client,time\n0,1\n", "unknown name 'seconds'"),
+        ("client,seconds\n0,fast\n", "line 2: column seconds is 'fast'"),
         ("client,seconds\n0,1\n0,2\n", "each exactly once"),
         ("client,seconds\n1,1\n2,2\n", "each exactly once"),
         ("client,seconds\n0,1\n1,-2\n", r"devices.values\[1\]: -2.0"),

@@ -164,7 +164,10 @@ def test_whoever_has_nothing_is_not_there() -> None:
         (lambda: memories.FIFO(0), "memory.capacity: 0"),
         (lambda: population().streaming(arriving.constant(), Latest(), drift=1.1), "streaming.drift: 1.1"),
         (lambda: population().streaming(arriving.constant(), Latest(), fresh=1.5), "stream.fresh: 1.5"),
-        (lambda: population().streaming(arriving.constant(), Latest(), fresh=[8]), "stream.fresh: ids"),
+        (
+            lambda: population().streaming(arriving.constant(), Latest(), fresh=[8]),
+            "stream.fresh: 8 is not",
+        ),
         (lambda: population().streaming(arriving.constant(), Latest(), seconds=0), "streaming.seconds: 0"),
         (lambda: population().streaming(lambda *_: np.zeros(8, np.int64), Latest()), "have not arrived"),
         (lambda: population(stream=Stream(np.zeros(82, np.int64), np.ones(3, bool))), "3 clients of 8"),

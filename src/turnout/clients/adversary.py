@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from turnout.clients.columns import check_members
 from turnout.core import random
 from turnout.core.allowed import Share, WholeNumber
-from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
@@ -120,11 +120,7 @@ class Silence(Adversary):
     clients: list[int]  # ids of those who are silenced
 
     def begin(self, clients: int) -> None:
-        strangers = [client for client in self.clients if not 0 <= client < clients]
-        if strangers:
-            raise UserError(
-                f"adversary.clients: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}"
-            )
+        check_members("adversary.clients", self.clients, clients)
 
     def wanted(self, server: Server, updates: Updates, room: Room) -> IntArray:
         order = self.shuffled(server, updates)

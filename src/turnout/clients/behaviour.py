@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
+from turnout.clients.columns import check_members
 from turnout.core import random
 from turnout.core.allowed import Count, NotNegative, Positive, Share, WholeNumber
 from turnout.core.errors import UserError
@@ -62,12 +63,7 @@ class Behaviour(Spelt):
         if self.clients is None:
             count = round((self.share or 0.0) * clients)
             return np.sort(random.permutation(random.key(seed, "liars"), clients)[:count])
-        strangers = [client for client in self.clients if not 0 <= client < clients]
-        if strangers:
-            raise UserError(
-                f"behaviour.clients: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}"
-            )
-        return np.unique(np.array(self.clients, np.int64))
+        return np.unique(check_members("behaviour.clients", self.clients, clients))
 
     def declared(self, counts: IntArray, seed: int) -> IntArray:
         """`[N]` the samples that clients say they have."""

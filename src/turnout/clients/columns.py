@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -35,6 +35,14 @@ def option(owner: Spelt, name: str, ids: IntArray) -> FloatArray:
 def check_ids(name: str, clients: int, ids: IntArray) -> None:
     if len(ids) and np.max(ids) >= clients:
         raise UserError(f"{name} is given for {clients} clients; client {np.max(ids)} has none")
+
+
+def check_members(name: str, given: Sequence[int], clients: int) -> IntArray:
+    """The ids of some of so many clients, all of which there are."""
+    ids = np.asarray(given, np.int64)
+    if len(strangers := ids[(ids < 0) | (ids >= clients)]):
+        raise UserError(f"{name}: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}")
+    return ids
 
 
 def require(

@@ -25,6 +25,7 @@ from turnout.core.allowed import Count, NotNegative, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
+from turnout.data.readers import path_of, read_table
 
 Each = Literal["client", "job"]
 Per = Literal["job", "step", "sample"]
@@ -298,8 +299,13 @@ def table(
     **options: Unpack[Options],
 ) -> Devices:
     """A time for each client: an array, or a CSV file with the columns `client` and `seconds`."""
-    values = _read(source) if isinstance(source, str | os.PathLike) else np.asarray(source, np.float64)
-    return Devices(Table(values), **options)
+    if not isinstance(source, str | os.PathLike):
+        return Devices(Table(np.asarray(source, np.float64)), **options)
+    client, seconds = read_table("devices", path_of(source)).numbers("client", "seconds").T
+    order = np.argsort(client, kind="stable")
+    if not np.array_equal(client[order], np.arange(len(client))):
+        raise UserError(f"devices table {os.fspath(source)}: clients must be 0, 1, 2, ..., each exactly once")
+    return Devices(Table(seconds[order]), **options)
 
 
 @spelt
@@ -352,19 +358,3 @@ def _integral(draw: Draw, ids: IntArray, power: int) -> FloatArray:
     v = (1 + nodes) / 2
     u, du = v**3 * (10 - 15 * v + 6 * v**2), 15 * weights * (v * (1 - v)) ** 2
     return np.asarray(sum(w * draw.at(np.full(len(ids), x), ids) ** power for x, w in zip(u, du, strict=True)))
-
-
-def _read(path: str | os.PathLike[str]) -> FloatArray:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            names = [name.strip() for name in file.readline().split(",")]
-            client, seconds = np.loadtxt(
-                file, delimiter=",", usecols=(names.index("client"), names.index("seconds")), ndmin=2
-            ).T
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"devices table {os.fspath(path)!r}: {why}; it needs the columns client,seconds") from error
-    order = np.argsort(client, kind="stable")
-    if not np.array_equal(client[order], np.arange(len(client))):
-        raise UserError(f"devices table {os.fspath(path)}: clients must be 0, 1, 2, ..., each exactly once")
-    return np.asarray(seconds[order])

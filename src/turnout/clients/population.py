@@ -27,7 +27,7 @@ from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random
 from turnout.core.allowed import Seconds, Share
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
 from turnout.data.dataset import Dataset, as_tensor
@@ -192,7 +192,8 @@ class Population(Spelt):
                 raise unknown("partition", partition, PARTITIONS)
             partition = PARTITIONS[partition]
         options = dict(partition_options or {})
-        rows = spelt(partition)(dataset, clients, seed, **options)
+        with renamed({f"{getattr(partition, '__name__', '')}.": "partition."}):
+            rows = spelt(partition)(dataset, clients, seed, **options)
         inputs, targets, tests = dataset.inputs, dataset.targets, None
         central = None
         if dataset.test_inputs is not None and dataset.test_targets is not None:
@@ -216,27 +217,10 @@ class Population(Spelt):
         if unseen_fraction:
             joined_at = _never_join(joined_at, unseen_fraction, len(rows), seed)
         return cls(
-            inputs,
-            targets,
-            rows,
-            tests,
-            central,
-            validation,
-            importance,
-            devices or fixed(1.0),
-            links or Links(),
-            availability or Always(),
-            crashes or Crashes(),
-            detection or Detection(),
-            adversary,
-            behaviour,
-            joined_at,
-            left_at,
-            regions,
-            power=power,
-            model_bytes=model_bytes,
-            seed=seed,
-        )
+            inputs, targets, rows, tests, central, validation, importance, devices or fixed(1.0), links or Links(),
+            availability or Always(), crashes or Crashes(), detection or Detection(), adversary, behaviour, joined_at,
+            left_at, regions, power=power, model_bytes=model_bytes, seed=seed,
+        )  # fmt: skip
 
     def _dealt_by(self, again: Callable[[int], Population]) -> Population:
         object.__setattr__(self, "dealt", Dealt(again, self))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.clients.columns import check_members
 from turnout.clients.memories import Latest, Memory
 from turnout.core import random
 from turnout.core.allowed import Seconds
@@ -114,14 +115,10 @@ def in_order(rows: Ragged, targets: Tensor, drift: float, seed: int) -> Ragged:
 def chosen(fresh: float | Sequence[int], clients: int, seed: int) -> NDArray[np.bool_]:
     """`[N]` who is fresh: a share of the clients, at random, or those ids."""
     who = np.zeros(clients, bool)
-    if isinstance(fresh, int | float):
-        if not 0 <= fresh <= 1:
-            raise UserError(f"stream.fresh: {fresh} must be from 0 to 1, or the ids of clients")
-        count = math.floor(fresh * clients + 0.5)
-        who[random.subset(random.key(seed, "fresh"), count, clients)] = True
-        return who
-    ids = np.asarray(fresh, np.int64)
-    if len(ids) and not 0 <= ids.min() <= ids.max() < clients:
-        raise UserError(f"stream.fresh: ids must be from 0 to {clients - 1}, not {ids.tolist()}")
-    who[ids] = True
+    if not isinstance(fresh, int | float):
+        who[check_members("stream.fresh", fresh, clients)] = True
+    elif 0 <= fresh <= 1:
+        who[random.subset(random.key(seed, "fresh"), math.floor(fresh * clients + 0.5), clients)] = True
+    else:
+        raise UserError(f"stream.fresh: {fresh} must be from 0 to 1, or the ids of clients")
     return who

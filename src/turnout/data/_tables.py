@@ -32,8 +32,8 @@ def from_files(dataset: str, features: Sequence[str], target: str, csv: str, uci
         layout, (path,) = locate(dataset, folder, *layouts)
         spaces = layout is layouts[1]
         rows = read_table(dataset, path, (*features, target) if spaces else None, spaces)
-        parts = rows.numbers(*features), rows.numbers(target)
-        return table(dataset, *parts, None, normalise=normalise, test_fraction=test_fraction, seed=seed)
+        inputs, targets = rows.numbers(*features), rows.numbers(target)
+        return table(dataset, inputs, targets, None, normalise, test_fraction, seed)
 
     return _of(dataset, load, REGRESSION.format(len(features)))
 
@@ -51,7 +51,7 @@ def bundled(dataset: str, features: int, num_classes: int | None, **options: Any
         read = getattr(require(dataset, "sklearn.datasets", "scikit-learn"), f"load_{dataset}")
         inputs, targets = (np.asarray(part, np.float64) for part in read(return_X_y=True, **options))
         targets = targets[:, None] if num_classes is None else targets.astype(np.int64)
-        return table(dataset, inputs, targets, num_classes, normalise=normalise, test_fraction=test_fraction, seed=seed)
+        return table(dataset, inputs, targets, num_classes, normalise, test_fraction, seed)
 
     return _of(dataset, load, (REGRESSION if num_classes is None else CLASSES).format(features))
 

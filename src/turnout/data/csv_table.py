@@ -49,18 +49,9 @@ def load(
     groups = None
     if client is not None:
         groups, facts["clients"] = _numbered(rows, client)
+    classes = int(targets.max()) + 1 if task == "classification" else None
     return table(
-        "csv_table",
-        inputs,
-        targets,
-        int(targets.max()) + 1 if task == "classification" else None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=groups,
-        indicators=indicators,
-        facts=facts,
+        "csv_table", inputs, targets, classes, normalise, test_fraction, seed, groups, facts, indicators=indicators
     )
 
 

@@ -26,4 +26,4 @@ def load(
     bunch = require("digits", "sklearn.datasets", "scikit-learn").load_digits()
     pixels = (bunch.data if shape == "flat" else bunch.data.reshape(-1, 1, 8, 8)) / 16
     labels = bunch.target.astype(np.int64)
-    return table("digits", pixels, labels, 10, normalise="none", test_fraction=test_fraction, seed=seed)
+    return table("digits", pixels, labels, 10, "none", test_fraction, seed)

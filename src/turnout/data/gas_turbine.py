@@ -43,15 +43,5 @@ def load(
     years = tables[0].numbers("year")[:, 0] if layout is CSV else np.repeat(YEARS, counts)
     groups, clients = numbered(years.astype(np.int64))
     features = [feature for feature in FEATURES if feature not in targets]
-    return table(
-        "gas_turbine",
-        np.concatenate([part.numbers(*features) for part in tables]),
-        np.concatenate([part.numbers(*targets) for part in tables]),
-        None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=groups,
-        facts={"clients": clients},
-    )
+    x, y = (np.concatenate([part.numbers(*columns) for part in tables]) for columns in (features, targets))
+    return table("gas_turbine", x, y, None, normalise, test_fraction, seed, groups, {"clients": clients})

@@ -49,19 +49,10 @@ def load(
     groups = np.array([CENTRES.index(name) for name in names])
     columns = np.concatenate([part.numbers(*MEASURED, "cp", "restecg", "num") for part in tables])
     cp, restecg, disease = columns[:, -3], columns[:, -2], (columns[:, -1] > 0).astype(np.int64)
-    indicators = [cp == 2, cp == 3, cp == 4, restecg == 1, restecg == 2]
+    inputs = np.column_stack([columns[:, :-3], cp == 2, cp == 3, cp == 4, restecg == 1, restecg == 2])
+    facts, strata = {"clients": list(CENTRES)}, 2 * groups + disease
     return table(
-        "heart_disease",
-        np.column_stack([columns[:, :-3], *indicators]),
-        disease,
-        2,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=2 * groups + disease,
-        indicators=len(indicators),
-        facts={"clients": list(CENTRES)},
+        "heart_disease", inputs, disease, 2, normalise, test_fraction, seed, groups, facts, strata=strata, indicators=5
     )
 
 

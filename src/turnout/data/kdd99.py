@@ -57,14 +57,5 @@ def load(
         traffic = values[:, [FEATURES.index(SOURCE_BYTES), FEATURES.index(TARGET_BYTES)]]
         keep = (traffic <= max_bytes).all(axis=1)
         values, attack = values[keep], attack[keep]
-    return table(
-        "kdd99",
-        values,
-        attack if labels == "class" else 2.0 * attack[:, None] - 1,
-        2 if labels == "class" else None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        strata=attack,
-        scale_targets=False,
-    )
+    targets, classes = attack if labels == "class" else 2.0 * attack[:, None] - 1, 2 if labels == "class" else None
+    return table("kdd99", values, targets, classes, normalise, test_fraction, seed, strata=attack, scale_targets=False)

@@ -53,25 +53,27 @@ def table(
     inputs: FloatArray,
     targets: NDArray[Any],
     num_classes: int | None,
-    *,
     normalise: Scaling,
     test_fraction: float,
     seed: int,
     groups: IntArray | None = None,
+    facts: dict[str, object] | None = None,
+    *,
     strata: IntArray | None = None,
     indicators: int = 0,
     scale_targets: bool = True,
-    facts: dict[str, object] | None = None,
 ) -> Dataset:
     """A table with a test set held out and scaled by what the training rows show.
 
+    The test set takes its share of every stratum: of every group, or else of every class, unless `strata` says another.
     The last `indicators` columns stay as they are. Regression targets are scaled like the inputs, and the facts
     `target_offset` and `target_scale` turn them back: original = offset + scale * value.
     """
     if not len(inputs):
         raise UserError(f"dataset {dataset}: no rows are left")
     if strata is None:
-        strata = targets if num_classes is not None else np.zeros(len(inputs), np.int64)
+        classes = np.zeros(len(inputs), np.int64) if num_classes is None else targets
+        strata = classes if groups is None else groups
     train, test = hold_out(strata, test_fraction, seed)
     offset, scale = _scaling(inputs[train], normalise)
     if indicators:
@@ -99,17 +101,9 @@ def parted(
     """A dataset of the rows `train`, whose central test set is the rows `test`, if there are any."""
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     held = len(x[test]) > 0
-    return Dataset(
-        dataset,
-        x[train],
-        y[train],
-        num_classes,
-        test_inputs=x[test] if held else None,
-        test_targets=y[test] if held else None,
-        groups=None if groups is None else groups[train],
-        test_groups=groups[test] if held and groups is not None else None,
-        facts=facts,
-    )
+    tests = (x[test], y[test]) if held else (None, None)
+    owners = (None, None) if groups is None else (groups[train], groups[test] if held else None)
+    return Dataset(dataset, x[train], y[train], num_classes, *tests, *owners, facts)
 
 
 def _scaling(values: FloatArray, normalise: Scaling) -> tuple[FloatArray, FloatArray]:

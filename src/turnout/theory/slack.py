@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Fraction
+from turnout.core.errors import unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 FLOOR, CEILING = 0.02, 0.995
 
@@ -52,17 +54,14 @@ def woken(fraction: float, theta: FloatArray, size: IntArray) -> IntArray:
 
 
 @dataclass
-class Slack:
+class Slack(Spelt):
     """An estimator; subclasses learn from the counts of finished rounds."""
 
+    section: ClassVar[str] = "algorithm"
     counts_late: ClassVar[bool] = False  # whether late survivors go on and say when they are done
 
-    theta_init: float = 0.5
+    theta_init: Fraction = 0.5
     theta: FloatArray = field(default_factory=_no_region, init=False)  # [M]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.theta_init <= 1:
-            raise UserError(f"algorithm.theta_init: {self.theta_init} must be above 0 and at most 1")
 
     def begin(self, fraction: float, regions: int) -> None:
         """Before the first round; `fraction` is C."""
