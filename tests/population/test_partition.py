@@ -348,7 +348,7 @@ def test_pachinko_knows_the_superclasses_of_a_dataset_that_has_them() -> None:
         partition.pachinko(LABELS, 20, 3, superclasses=[0, 1])
     with pytest.raises(UserError, match="101 samples for each of 20 clients; 2000 exist"):
         partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, samples=101)
-    with pytest.raises(UserError, match="pachinko.beta: 0"):
+    with pytest.raises(UserError, match=r"pachinko\.beta: 0"):
         partition.pachinko(LABELS, 20, 3, superclasses=FAMILIES, beta=0)
 
 

@@ -143,10 +143,8 @@ def read(
 ) -> Trace:
     """Recorded presence, replayed from a CSV file with the header device,from_s,until_s: a row for each spell online.
 
-    Client i follows device i % D, or one drawn for it (`assign`), from the beginning or from a time drawn for it
-    (`shift`); all repeats after `period`, the end of the last event unless given. Files of FLASH
-    (device,variant,t_s,state; of these the rows of `variant`, without the first `skip` seconds) and of FedScale
-    (device,unavailable_from_s,duration_s) are known by their headers.
+    Files of FLASH (device,variant,t_s,state) and of FedScale (device,unavailable_from_s,duration_s) are known by their
+    headers.
     """
     table = read_table("trace", path_of(path))
     forms: dict[tuple[str, ...], Callable[[], tuple[Spells, float | None]]] = {

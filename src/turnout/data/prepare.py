@@ -57,7 +57,7 @@ def table(
     test_fraction: float,
     seed: int,
     groups: IntArray | None = None,
-    facts: dict[str, object] | None = None,
+    facts: Mapping[str, object] | None = None,
     *,
     strata: IntArray | None = None,
     indicators: int = 0,
@@ -101,9 +101,9 @@ def parted(
     """A dataset of the rows `train`, whose central test set is the rows `test`, if there are any."""
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     held = len(x[test]) > 0
-    tests = (x[test], y[test]) if held else (None, None)
-    owners = (None, None) if groups is None else (groups[train], groups[test] if held else None)
-    return Dataset(dataset, x[train], y[train], num_classes, *tests, *owners, facts)
+    test_x, test_y = (x[test], y[test]) if held else (None, None)
+    owner, test_owner = (None, None) if groups is None else (groups[train], groups[test] if held else None)
+    return Dataset(dataset, x[train], y[train], num_classes, test_x, test_y, owner, test_owner, facts)
 
 
 def _scaling(values: FloatArray, normalise: Scaling) -> tuple[FloatArray, FloatArray]:

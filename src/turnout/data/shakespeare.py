@@ -53,9 +53,10 @@ def load(
         raise UserError(f"dataset shakespeare: no role of {path} has {min_speeches} speeches and text for a sample")
     inputs, targets, groups = _samples([text[: _kept(text, test_fraction)] for text in texts.values()], stride)
     tests = _samples([text[_kept(text, test_fraction) :] for text in texts.values()], stride)
-    test = tests if len(tests[0]) else (None, None, None)
+    test_inputs, test_targets, test_groups = tests if len(tests[0]) else (None, None, None)
     facts: dict[str, object] = {"vocabulary": string.printable, "clients": list(texts)}
-    return Dataset("shakespeare", inputs, targets, len(string.printable), *test[:2], groups, test[2], facts)
+    size = len(string.printable)
+    return Dataset("shakespeare", inputs, targets, size, test_inputs, test_targets, groups, test_groups, facts)
 
 
 def _kept(text: Sized, test_fraction: float) -> int:
