@@ -12,7 +12,7 @@ import pytest
 
 from turnout.core.errors import UserError
 from turnout.peers import underlays
-from turnout.peers.underlays import haversine, measured, parse, read
+from turnout.peers.underlays import haversine, parse, read
 
 OWN: dict[str, Any] = {
     "name": "hospitals",
@@ -221,23 +221,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read("gaent")
     with pytest.raises(UserError, match="latency_mode: unknown name 'per_mile'"):
         line(1).network(1e9, latency_mode="per_mile")  # type: ignore[arg-type]
-
-
-def test_measured_matrices(tmp_path: Path) -> None:
-    latency, bandwidth = tmp_path / "latency.csv", tmp_path / "bandwidth.csv"
-    latency.write_text("A,B,C\n,10,20\n11,,21\n,30,0\n")
-    bandwidth.write_text("A, B ,C\n,100,200\n300,,400\n500,600,\n")
-    net = measured(latency, bandwidth, access=1e9)
-    assert net.names == ("A", "B", "C")
-    np.testing.assert_array_equal(net.connected, [[0, 1, 1], [1, 0, 1], [0, 1, 0]])  # C cannot talk to A
-    assert (net.latency[1, 2], net.core[1, 2]) == (pytest.approx(21e-3), pytest.approx(4e8))
-    np.testing.assert_array_equal(net.uplink, 1e9)
-    bandwidth.write_text("A,C,B\n,,\n,,\n,,\n")
-    with pytest.raises(UserError, match="its silos are not those of"):
-        measured(latency, bandwidth)
-    latency.write_text("A,B\n1,x\n")
-    with pytest.raises(UserError, match="not a CSV file with a header of names"):
-        measured(latency, bandwidth)
-    latency.write_text("A,B\n1,2\n")
-    with pytest.raises(UserError, match="2 names need as many rows and columns"):
-        measured(latency, bandwidth)

@@ -11,6 +11,7 @@ Seconds, bits and bits a second everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 
 BoolArray = NDArray[np.bool_]
+PerRound = Callable[[int], FloatArray]
 
 
 class OverlayError(UserError):

@@ -24,12 +24,10 @@ that is capacity / hops where all links are alike.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -47,6 +45,9 @@ DETOUR = 1e-9  # seconds a hop: of equally long routes, the one with fewer hops
 CORE = 1e9
 EARTH_KM = 6371.0
 LatencyMode = Literal["per_path", "per_hop"]
+_BUNDLED = Path(__file__).with_name("measured")
+_SUFFIXES = (".json", ".gml", ".graphml")
+_WORDS = {"Latitude": "lat", "Longitude": "lon", "LinkSpeedRaw": "capacity", "distance": "km"}  # the Topology Zoo's
 
 
 @dataclass(frozen=True)
@@ -158,19 +159,16 @@ class Underlay:
 
 def names() -> list[str]:
     """Of the bundled underlays."""
-    folder = resources.files("turnout.peers") / "measured"
-    return sorted(path.name.removesuffix(".json") for path in folder.iterdir() if path.name.endswith(".json"))
+    return sorted(path.stem for path in _BUNDLED.glob("*.json"))
 
 
 def read(source: str | Path) -> Underlay:
     """A bundled underlay by name, or a .json, .gml or .graphml file."""
-    path = Path(source)
-    if str(source) in names():
-        return parse(json.loads((resources.files("turnout.peers") / "measured" / f"{source}.json").read_text("utf-8")))
-    if path.suffix not in _READERS:
-        raise unknown(f"underlay (neither bundled nor a {', '.join(_READERS)} file)", str(source), names())
+    path = _BUNDLED / f"{source}.json" if str(source) in names() else Path(source)
+    if path.suffix not in _SUFFIXES:
+        raise unknown(f"underlay (neither bundled nor a {', '.join(_SUFFIXES)} file)", str(source), names())
     try:
-        document = _READERS[path.suffix](path)
+        document = _document(path)
     except OSError as error:
         raise UserError(f"underlay {source}: cannot be read ({error.strerror})") from error
     except Exception as error:  # whatever a parser raises on text that is not of its format
@@ -275,64 +273,17 @@ def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
     return 2 * EARTH_KM * math.asin(min(1.0, math.sqrt(half)))
 
 
-def measured(latency: Path, bandwidth: Path, access: float = math.inf) -> Network:
-    """From two CSV files, milliseconds and Mbit/s: a header with the silos' names, then a row a sender.
-
-    An empty cell of either, or of none, says that the two cannot talk; so does the diagonal.
-    """
-    silos, milliseconds = _matrix(latency)
-    others, megabits = _matrix(bandwidth)
-    if silos != others:
-        raise UserError(f"network {bandwidth}: its silos are not those of {latency}, in the same order")
-    connected = ~np.isnan(milliseconds) & ~np.isnan(megabits) & ~np.eye(len(silos), dtype=np.bool_)
-    capacity = np.full(len(silos), access)
-    seconds = np.where(connected, milliseconds / 1e3, 0.0)
-    return Network(silos, seconds, np.where(connected, megabits * 1e6, np.inf), capacity, capacity, connected)
-
-
-def _matrix(path: Path) -> tuple[tuple[str, ...], FloatArray]:
-    try:
-        header, *rows = list(csv.reader(path.read_text("utf-8").splitlines()))
-        values = np.array([[float(cell) if cell.strip() else math.nan for cell in row] for row in rows])
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"network {path}: not a CSV file with a header of names and rows of numbers ({error})"
-        ) from error
-    if values.shape != (len(header), len(header)):
-        raise UserError(f"network {path}: {len(header)} names need as many rows and columns, found {values.shape}")
-    return tuple(name.strip() for name in header), values
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
-
-
-def _read_gml(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Any:
+    """The JSON of a file; of a graph, in the Topology Zoo's words or in ours, what that would be."""
+    if path.suffix == ".json":
+        return json.loads(path.read_text("utf-8"))
     import networkx as nx
 
-    return _from_zoo(nx.read_gml(path, label="id"))
+    graph = nx.read_gml(path, label="id") if path.suffix == ".gml" else nx.read_graphml(path)
 
+    def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+        return {_WORDS.get(field, field): value for field, value in fields.items()}
 
-def _read_graphml(path: Path) -> dict[str, Any]:
-    import networkx as nx
-
-    return _from_zoo(nx.read_graphml(path))
-
-
-def _from_zoo(graph: Any) -> dict[str, Any]:
-    """The JSON of a graph in the Topology Zoo's words; fields in ours stay as they are."""
-
-    def renamed(fields: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
-        return {words.get(field, field): value for field, value in fields.items()}
-
-    ends: Iterable[tuple[Any, Any, Mapping[str, Any]]] = graph.edges(data=True)
-    return {
-        "name": graph.graph.get("Network"),
-        "nodes": [{**renamed(fields, _NODE_WORDS), "id": node} for node, fields in graph.nodes(data=True)],
-        "links": [{**renamed(fields, _LINK_WORDS), "source": one, "target": other} for one, other, fields in ends],
-    }
-
-
-_NODE_WORDS = {"Latitude": "lat", "Longitude": "lon"}
-_LINK_WORDS = {"LinkSpeedRaw": "capacity", "distance": "km"}
-_READERS: dict[str, Callable[[Path], Any]] = {".json": _read_json, ".gml": _read_gml, ".graphml": _read_graphml}
+    nodes = [{**renamed(fields), "id": node} for node, fields in graph.nodes(data=True)]
+    links = [{**renamed(fields), "source": one, "target": other} for one, other, fields in graph.edges(data=True)]
+    return {"name": graph.graph.get("Network"), "nodes": nodes, "links": links}
