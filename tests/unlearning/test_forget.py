@@ -14,9 +14,8 @@ import turnout
 from support import experiment, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.core.random import key, normal, secret_normal
+from turnout.record.branch import Models, Table, Turn, stored_bytes
 from turnout.record.lineage import Cut
-from turnout.record.retention import Models, stored_bytes
-from turnout.record.table import Table, Turn
 from turnout.record.unlearning import Unlearning
 from turnout.trust.forget import SIFU, Branches, noised, retraining
 

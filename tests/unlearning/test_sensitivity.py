@@ -17,8 +17,8 @@ import turnout
 from support import algorithm, experiment, population, quadratic_loss, theta
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Stopping, Task, Uniform
 from turnout.core.random import FloatArray, key, normal, subset, uniform
+from turnout.record.branch import Table, Turn
 from turnout.record.sensitivity import Sensitivity, read_table
-from turnout.record.table import Table, Turn
 from turnout.record.unlearning import Unlearning
 from turnout.server.observer import Event
 

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from turnout.clients.power import Power
 from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.jobs import Job
     from turnout.server.server import Server
+
 
 _MEANS = (
     "eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds",
@@ -162,3 +164,41 @@ class Efficiency(Observer):
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         vars(self).update(facts | {name: dict(facts[name]) for name in _BY_CLIENT})
+
+
+class Energy(Observer):
+    """Adds its columns to every round; `findings` sums them up."""
+
+    columns = ("energy_wh", "wasted_wh")
+
+    def __init__(self, power: Power) -> None:
+        self._power = power
+        self.findings = dict.fromkeys(self.columns, 0.0)
+
+    def on_round(self, server: Server, record: Round) -> None:
+        crew = together(record.jobs)
+        if crew is None:
+            ended = [row for row, job in enumerate(record.jobs) if not job.logged]
+            clients = [record.jobs[row].client for row in ended]
+            seconds = np.array([record.jobs[row].seconds for row in ended]).reshape(-1, 3)
+        else:
+            ended, clients, seconds = list(range(len(record.jobs))), crew.client.tolist(), crew.seconds
+        down, compute, up = seconds.T
+        spent = self._power.watt_hours(
+            {
+                "client": clients,
+                "download_seconds": down,
+                "compute_seconds": compute,
+                "upload_seconds": up,
+            }
+        )
+        wasted = spent[record.weights[ended] == 0]
+        record.facts |= {"energy_wh": float(spent.sum()), "wasted_wh": float(wasted.sum())}
+        for name in self.columns:
+            self.findings[name] += record.facts[name]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return dict(self.findings), {}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.findings = dict(facts)

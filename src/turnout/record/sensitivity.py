@@ -22,9 +22,8 @@ from turnout.core.files import append_lines, as_json_text, write_text
 from turnout.core.random import FloatArray
 from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
-from turnout.record.ended import record_resume
-from turnout.record.retention import Models, superseded
-from turnout.record.table import Table, Turn
+from turnout.record.branch import Models, Table, Turn, superseded
+from turnout.record.signed import record_resume
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Watch
 from turnout.server.jobs import Job

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from scipy.special import log_ndtr, ndtr
+
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.core.spelling import Spelt
-from turnout.record import calibration
 from turnout.record.lineage import BUDGETS
+
+CALIBRATIONS = ("analytic", "classic")
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    if not 0 <= epsilon < math.inf:
+        raise UserError(f"unlearning.epsilon: {epsilon} must be a number of at least 0")
+    if not 0 < delta < 1:
+        raise UserError(f"unlearning.delta: {delta} must be between 0 and 1")
+
+
+def achieved_delta(mu: float, epsilon: float) -> float:
+    """The least delta that holds with this epsilon."""
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    near, far = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    return max(0.0, float(ndtr(near)) - math.exp(epsilon + float(log_ndtr(far))))
+
+
+def achieved_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon that holds with this delta."""
+    if math.isinf(mu):
+        return math.inf
+    return _least(lambda epsilon: achieved_delta(mu, epsilon) <= delta)
+
+
+def noise_ratio(epsilon: float, delta: float, calibration: str = "analytic") -> float:
+    """sigma / psi: the noise that hides a sensitivity of 1."""
+    check_budget(epsilon, delta)
+    if calibration not in CALIBRATIONS:
+        raise unknown("unlearning.calibration", calibration, CALIBRATIONS)
+    if calibration == "classic":
+        return math.sqrt(2 * math.log(1.25 / delta)) / epsilon if epsilon else math.inf
+    return _least(lambda sigma: sigma > 0 and achieved_delta(1 / sigma, epsilon) <= delta)
+
+
+def threshold(epsilon: float, delta: float, sigma: float, calibration: str = "analytic") -> float:
+    """psi*: the largest sensitivity that this noise hides."""
+    return sigma / noise_ratio(epsilon, delta, calibration)
+
+
+def composed(mus: Iterable[float]) -> float:
+    """What several noised cuts amount to together."""
+    return math.hypot(*mus)
+
+
+def _least(holds: Callable[[float], bool]) -> float:
+    """The least number from 0 on for which it holds, found from above; it must go on holding beyond."""
+    if holds(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while not holds(high):
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
 
 BOUNDS = ("plain", "contracted")
 GROUP_RULES = ("sum", "max", "joint")
@@ -47,10 +108,10 @@ class Unlearning(Spelt):
     always_noise: bool = False  # also where the model rolled back to has seen no data
 
     def __post_init__(self) -> None:
-        calibration.check_budget(self.epsilon, self.delta)
+        check_budget(self.epsilon, self.delta)
         for name, allowed in (
             ("retention", RETENTIONS),
-            ("calibration", calibration.CALIBRATIONS),
+            ("calibration", CALIBRATIONS),
             ("bound", BOUNDS),
             ("group_rule", GROUP_RULES),
             ("budget", BUDGETS),
@@ -71,4 +132,4 @@ class Unlearning(Spelt):
     @cached_property
     def threshold(self) -> float:
         """psi*: the largest sensitivity the noise hides."""
-        return calibration.threshold(self.epsilon, self.delta, self.sigma, self.calibration)
+        return threshold(self.epsilon, self.delta, self.sigma, self.calibration)

@@ -11,7 +11,7 @@ import numpy as np
 
 from turnout.core.random import FloatArray
 from turnout.core.statistics import without_round_off
-from turnout.record.charts import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
+from turnout.record.views import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
 from turnout.report.blocks import Block, Chart, Grid, Words, number
 from turnout.report.read import Recorded
 

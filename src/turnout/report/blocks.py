@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnout.record.charts import Figure
+from turnout.record.views import Figure
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from html import escape
 import numpy as np
 
 from turnout.core.random import FloatArray
-from turnout.record.charts import Column, Figure, axis_of, chart, colour, lines_of
-from turnout.record.views import Columns
+from turnout.record.views import Column, Columns, Figure, axis_of, chart, colour, lines_of
 from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Grid, megabytes, number, span
 from turnout.report.read import Recorded

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnout.core.statistics import WORST_PERCENTILE
-from turnout.record import charts as curves
-from turnout.record.charts import Figure, Over
+from turnout.record import views as curves
 from turnout.record.progress import duration
+from turnout.record.views import Figure, Over
 from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, megabytes, number, span
 from turnout.report.read import Recorded, differences
@@ -20,15 +20,6 @@ _PARTS = (
     "privacy",
 )  # fmt: skip
 _LOGGED = 200  # lines of a log
-
-
-def judged_by(groups: Groups) -> tuple[str, str] | None:
-    """Split and metric: on test data and not the loss, where there is such; None before anything was evaluated."""
-    found = curves.splits(groups[0][0].rounds())
-    if not found:
-        return None
-    split, metrics = next(iter(found.items()))
-    return split, next((name for name in metrics if name != "loss"), metrics[0])
 
 
 def _lost(run: Recorded) -> float:
@@ -43,7 +34,7 @@ def _lost(run: Recorded) -> float:
 def result(groups: Groups, names: Sequence[str]) -> list[Block]:
     """Figures of one setting, or a row for each of several."""
     table: dict[str, Callable[[Sequence[Recorded]], str]] = {}
-    judged = judged_by(groups)
+    judged = curves.telling(groups[0][0].rounds())
     if judged is not None:
         split, metric = judged
         table[f"{split} {metric}"] = lambda runs: several([run.last(f"{split}_{metric}") for run in runs])
@@ -124,7 +115,7 @@ def _plain(value: Any) -> str:
 
 def learning(groups: Groups, names: Sequence[str]) -> list[Block]:
     """Loss, metrics, worst percentile and spread: of one setting on all data it was measured on, of several on one."""
-    judged = judged_by(groups)
+    judged = curves.telling(groups[0][0].rounds())
     if judged is None:
         return [Words("Nothing has been evaluated yet.")]
     split, metric = judged

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from turnout.record.charts import Column, axis_of, lines_of
 from turnout.record.curves import COLOURS, GREY, INK
-from turnout.record.views import Columns
+from turnout.record.views import Column, Columns, axis_of, lines_of
 from turnout.report.blocks import Block, Chart, Grid, Picture, Words, number
 from turnout.report.read import Recorded
 
