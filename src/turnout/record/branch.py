@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError
 from turnout.core.files import sha256, write_tensors
 from turnout.core.random import FloatArray, IntArray
+from turnout.record.unlearning import Retention
 
 
 @dataclass(frozen=True)
@@ -140,19 +141,10 @@ class Table:
 _WAITING = 16  # models in memory at most, where there is a folder
 
 
-def stored_bytes(
-    retention: str, parameters: int, rounds: int, clients: int, *, every: int = 10, per_round: int = 0, width: int = 4
-) -> int:
-    """Bytes that models (or, for `updates`, the updates of `per_round` clients a round) take at most."""
-    vectors = {
-        "all": rounds + 1,
-        "thinned": min(rounds + 1, rounds // every + 2),
-        "frugal": min(rounds + 1, clients + 2),
-        "updates": rounds * per_round,
-    }
-    if retention not in vectors:
-        raise unknown("unlearning.retention", retention, vectors)
-    return vectors[retention] * parameters * width
+def stored_bytes(retention: Retention, parameters: int, rounds: int, clients: int, *, every: int = 10) -> int:
+    """Bytes that models of four bytes a parameter take at most."""
+    vectors = {"all": rounds + 1, "thinned": rounds // every + 2, "frugal": clients + 2}
+    return min(rounds + 1, vectors[retention]) * parameters * 4
 
 
 def write_model(path: Path, model: Tensor) -> None:
@@ -236,7 +228,7 @@ class Models:
         return {str(number): model for number, model in self._memory.items()}
 
 
-def superseded(retention: str, every: int, newest: int, *, crossed: bool) -> bool:
+def superseded(retention: Retention, every: int, newest: int, *, crossed: bool) -> bool:
     """Whether the model before the newest is not needed once the newest is there; `crossed`: some client's bound was
     within the threshold before and is not now."""
     before = newest - 1

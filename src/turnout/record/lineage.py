@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from turnout.core.errors import unknown
-
-BUDGETS = ("per_branch", "per_client_total")
+Budget = Literal["per_branch", "per_client_total"]
 Bound = Callable[[int, int], float]  # psi of some clients, by branch and round
 
 
@@ -33,7 +31,7 @@ def roll_back(
     bound: Bound,
     threshold: float,
     *,
-    budget: str = "per_branch",
+    budget: Budget = "per_branch",
     earlier: Sequence[Bound] = (),
 ) -> list[Cut]:
     """The new lineage; its last cut is where to roll back to.
@@ -42,8 +40,6 @@ def roll_back(
     A bound may fall again (the contracted one does), so the rounds chosen are also checked for the requests `earlier`.
     With the budget `per_client_total` the cuts of a client share one threshold: sqrt(sum psi^2) <= psi*.
     """
-    if budget not in BUDGETS:
-        raise unknown("unlearning.budget", budget, BUDGETS)
     current = Cut(len(stored) - 1, max(stored[-1]))
     kept: list[Cut] = []
 

@@ -6,21 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, ClassVar, Literal
 
 from scipy.special import log_ndtr, ndtr
 
-from turnout.core.errors import UserError, check_positive, unknown
-from turnout.core.spelling import Spelt
-from turnout.record.lineage import BUDGETS
+from turnout.core.allowed import Count, Finite, Positive, Range
+from turnout.core.errors import UserError
+from turnout.core.spelling import Spelt, spelt
+from turnout.record.lineage import Budget
 
-CALIBRATIONS = ("analytic", "classic")
-
-
-def check_budget(epsilon: float, delta: float) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise UserError(f"unlearning.epsilon: {epsilon} must be a number of at least 0")
-    if not 0 < delta < 1:
-        raise UserError(f"unlearning.delta: {delta} must be between 0 and 1")
+Chance = Annotated[float, Range(above=0, below=1)]
+Calibration = Literal["analytic", "classic"]
+Retention = Literal["all", "frugal", "thinned"]
 
 
 def achieved_delta(mu: float, epsilon: float) -> float:
@@ -40,17 +37,15 @@ def achieved_epsilon(mu: float, delta: float) -> float:
     return _least(lambda epsilon: achieved_delta(mu, epsilon) <= delta)
 
 
-def noise_ratio(epsilon: float, delta: float, calibration: str = "analytic") -> float:
+@spelt
+def noise_ratio(epsilon: Finite, delta: Chance, calibration: Calibration = "analytic") -> float:
     """sigma / psi: the noise that hides a sensitivity of 1."""
-    check_budget(epsilon, delta)
-    if calibration not in CALIBRATIONS:
-        raise unknown("unlearning.calibration", calibration, CALIBRATIONS)
     if calibration == "classic":
         return math.sqrt(2 * math.log(1.25 / delta)) / epsilon if epsilon else math.inf
     return _least(lambda sigma: sigma > 0 and achieved_delta(1 / sigma, epsilon) <= delta)
 
 
-def threshold(epsilon: float, delta: float, sigma: float, calibration: str = "analytic") -> float:
+def threshold(epsilon: float, delta: float, sigma: float, calibration: Calibration = "analytic") -> float:
     """psi*: the largest sensitivity that this noise hides."""
     return sigma / noise_ratio(epsilon, delta, calibration)
 
@@ -72,12 +67,6 @@ def _least(holds: Callable[[float], bool]) -> float:
     return high
 
 
-BOUNDS = ("plain", "contracted")
-GROUP_RULES = ("sum", "max", "joint")
-RETENTIONS = ("all", "frugal", "thinned")
-WEIGHTS = ("realised", "population")
-
-
 @dataclass(frozen=True)
 class Unlearning(Spelt):
     """A budget (`epsilon`, `delta`), the noise `sigma` of every rollback, and how sensitivity is bounded and kept.
@@ -90,40 +79,25 @@ class Unlearning(Spelt):
     `budget` per_client_total keeps (epsilon, delta) over all requests; per_branch, the paper's, for every cut alone.
     """
 
+    section: ClassVar[str] = "unlearning"
     track: bool = True  # whether what forgetting needs is kept
-    epsilon: float = 10.0  # of the (epsilon, delta) guarantee: how much a forgotten client may still show
-    delta: float = 0.01  # of the guarantee: the chance that it does not hold
-    sigma: float = 0.05  # standard deviation of the noise of a rollback
-    retention: str = "all"  # models that are kept: all, thinned or frugal
-    every: int = 10  # rounds from one kept model to the next, with thinned
-    calibration: str = "analytic"  # analytic (exact) or classic: how noise becomes a bound
-    bound: str = "plain"  # of the sensitivity: plain, or contracted for strongly convex losses
-    group_rule: str = "sum"  # bound of clients that leave together: sum, joint or max
-    budget: str = "per_client_total"  # per_client_total: over all requests; per_branch: for every cut alone
-    weights: str = "realised"  # realised, or population as in the paper's code
+    epsilon: Finite = 10.0  # of the (epsilon, delta) guarantee: how much a forgotten client may still show
+    delta: Chance = 0.01  # of the guarantee: the chance that it does not hold
+    sigma: Finite = 0.05  # standard deviation of the noise of a rollback
+    retention: Retention = "all"  # models that are kept
+    every: Count = 10  # rounds from one kept model to the next, with thinned
+    calibration: Calibration = "analytic"  # how noise becomes a bound; analytic is exact
+    bound: Literal["plain", "contracted"] = "plain"  # of the sensitivity: contracted for strongly convex losses
+    group_rule: Literal["sum", "max", "joint"] = "sum"  # bound of clients that leave together
+    budget: Budget = "per_client_total"  # per_client_total: over all requests; per_branch: for every cut alone
+    weights: Literal["realised", "population"] = "realised"  # realised, or population as in the paper's code
     convex: bool = False  # whether the loss is known to be
-    smoothness: float | None = None  # L of the loss; none: not known
-    strong_convexity: float = 0.0  # of the loss; 0: none known
+    smoothness: Positive | None = None  # L of the loss; none: not known
+    strong_convexity: Finite = 0.0  # of the loss; 0: none known
     groups: Sequence[Sequence[int]] = ()  # clients that would leave together, known before training
     always_noise: bool = False  # also where the model rolled back to has seen no data
 
     def __post_init__(self) -> None:
-        check_budget(self.epsilon, self.delta)
-        for name, allowed in (
-            ("retention", RETENTIONS),
-            ("calibration", CALIBRATIONS),
-            ("bound", BOUNDS),
-            ("group_rule", GROUP_RULES),
-            ("budget", BUDGETS),
-            ("weights", WEIGHTS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise unknown(f"unlearning.{name}", getattr(self, name), allowed)
-        for name in ("every", "smoothness"):
-            check_positive(f"unlearning.{name}", getattr(self, name))
-        for name in ("sigma", "strong_convexity"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UserError(f"unlearning.{name}: {getattr(self, name)} must be a number of at least 0")
         if self.group_rule == "joint" and not self.groups:
             raise UserError("unlearning.group_rule: joint needs unlearning.groups, known before training; use sum")
         if self.bound == "contracted" and self.retention == "frugal":

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Range, WholeNumber
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
@@ -36,8 +37,7 @@ from turnout.server.updates import Updates
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-REPORT, EXCLUDE, DOWN_WEIGHT = RESPONSES = ("report", "exclude", "down_weight")
-_DONE = {EXCLUDE: "excluded", DOWN_WEIGHT: "down_weighted"}
+_DONE = {"exclude": "excluded", "down_weight": "down_weighted"}
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,20 @@ class Screening(Spelt):
     detector suspects, by its name; `start` is the first update of a client that averaging detectors count.
     """
 
+    section: ClassVar[str] = "detectors"
     names: Sequence[str] = SURE  # which detectors look: see `turnout list detectors`
-    response: str = REPORT  # report, exclude or down_weight
+    response: Literal["report", "exclude", "down_weight"] = "report"  # what follows for suspects
     automatic: bool = False  # the response needs nobody's consent
     confirmed: Sequence[int] = ()  # clients that an operator wants to have the response
     cleared: Sequence[int] = ()  # clients that an operator has found to be honest
-    factor: float = 0.1  # of a suspect's weight, with down_weight
+    factor: Annotated[float, Range(least=0, below=1)] = 0.1  # of a suspect's weight, with down_weight
     limits: Mapping[str, float] = field(default_factory=dict)  # scores above which a detector suspects, by its name
-    start: int = 5  # first update of a client that averaging detectors count
+    start: WholeNumber = 5  # first update of a client that averaging detectors count
 
     def __post_init__(self) -> None:
         for name in (*self.names, *self.limits):
             if name not in DETECTORS:
                 raise unknown("detectors.names", name, DETECTORS)
-        if self.response not in RESPONSES:
-            raise unknown("detectors.response", self.response, RESPONSES)
-        if not 0 <= self.factor < 1:
-            raise UserError(f"detectors.factor: {self.factor} must be at least 0 and below 1")
-        self.make()
 
     def make(self) -> dict[str, Detector]:
         """New detectors, by name."""
@@ -114,10 +110,10 @@ class Watch(Observer):
 
     def on_step(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         touched = self._look(server, updates)
-        if self.settings.response == REPORT or not touched.any():
+        if self.settings.response == "report" or not touched.any():
             return weights
         left = np.where(
-            touched, weights * (self.settings.factor if self.settings.response == DOWN_WEIGHT else 0), weights
+            touched, weights * (self.settings.factor if self.settings.response == "down_weight" else 0), weights
         )
         return left * (weights.sum() / left.sum()) if left.sum() else left
 
@@ -131,7 +127,7 @@ class Watch(Observer):
         self._round = set()
         if not jobs:
             return
-        if self.settings.response != REPORT:
+        if self.settings.response != "report":
             raise UserError(
                 f"detectors.response: {self.settings.response} acts on the weights of a step, and this algorithm has a "
                 "rule of its own; use report"
@@ -187,10 +183,10 @@ class Watch(Observer):
         touched: NDArray[np.bool_],
     ) -> None:
         response = self.settings.response
-        waiting = "suspected" if response == REPORT else "waiting"
+        waiting = "suspected" if response == "report" else "waiting"
         decisions = np.where(suspected, waiting, "counts").astype(object)
         decisions[suspected & np.isin(step.clients, self.settings.cleared)] = "cleared"
-        if response != REPORT:
+        if response != "report":
             decisions[touched] = _DONE[response]
         uploads = step.deltas.cpu().numpy()
         columns: dict[str, Sequence[Any]] = {
