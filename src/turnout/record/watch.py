@@ -29,7 +29,6 @@ from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 from turnout.record.detectors import DETECTORS, SURE, Averaging, Detector, Reading, Step
 from turnout.record.history import Table
-from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.state import load_state, nest, save_state, unnest
 from turnout.server.updates import Updates
@@ -37,6 +36,7 @@ from turnout.server.updates import Updates
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
+BoolArray = NDArray[np.bool_]
 _DONE = {"exclude": "excluded", "down_weight": "down_weighted"}
 
 
@@ -112,9 +112,8 @@ class Watch(Observer):
         touched = self._look(server, updates)
         if self.settings.response == "report" or not touched.any():
             return weights
-        left = np.where(
-            touched, weights * (self.settings.factor if self.settings.response == "down_weight" else 0), weights
-        )
+        left = weights.copy()
+        left[touched] *= self.settings.factor if self.settings.response == "down_weight" else 0
         return left * (weights.sum() / left.sum()) if left.sum() else left
 
     def on_round(self, server: Server, record: Round) -> None:
@@ -122,7 +121,7 @@ class Watch(Observer):
         jobs = [
             job
             for job, weight in zip(record.jobs, record.weights.tolist(), strict=True)
-            if weight and job.name not in self._round and not job.logged and _vector(job)
+            if weight and job.name not in self._round and not job.logged and job.result and "delta" in job.result[0]
         ]
         self._round = set()
         if not jobs:
@@ -133,9 +132,9 @@ class Watch(Observer):
                 "rule of its own; use report"
             )
         self._look(server, Updates.computed(jobs, server.version, server.model))
-        self._round = set()
+        self._round.clear()
 
-    def _look(self, server: Server, updates: Updates) -> NDArray[np.bool_]:
+    def _look(self, server: Server, updates: Updates) -> BoolArray:
         """Which of the updates have the response."""
         touched = np.isin(updates.clients, self.settings.confirmed)
         if not len(updates):
@@ -162,25 +161,14 @@ class Watch(Observer):
         return touched
 
     @staticmethod
-    def _report(server: Server, name: str, step: Step, reading: Reading, new: NDArray[np.bool_]) -> None:
+    def _report(server: Server, name: str, step: Step, reading: Reading, new: BoolArray) -> None:
         for row in np.flatnonzero(new).tolist():
-            seen = {what: float(f"{values[row]:.6g}") for what, values in reading.evidence.items()}
-            server.log(
-                "suspected",
-                client=int(step.clients[row]),
-                detector=name,
-                score=float(f"{reading.score[row]:.6g}"),
-                p_value=float(f"{reading.p_value[row]:.6g}"),
-                **seen,
-            )
+            seen = {"score": reading.score, "p_value": reading.p_value, **reading.evidence}
+            numbers = {what: float(f"{values[row]:.6g}") for what, values in seen.items()}
+            server.log("suspected", client=int(step.clients[row]), detector=name, **numbers)
 
     def _record(
-        self,
-        server: Server,
-        step: Step,
-        readings: dict[str, Reading],
-        suspected: NDArray[np.bool_],
-        touched: NDArray[np.bool_],
+        self, server: Server, step: Step, readings: dict[str, Reading], suspected: BoolArray, touched: BoolArray
     ) -> None:
         response = self.settings.response
         waiting = "suspected" if response == "report" else "waiting"
@@ -206,8 +194,7 @@ class Watch(Observer):
     def on_checkpoint(self, server: Server) -> None:
         self.records.flush()
 
-    def on_end(self, server: Server) -> None:
-        self.records.flush()
+    on_end = on_checkpoint
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts: dict[str, Any] = {"segments": self.records.segments, "detectors": {}}
@@ -224,7 +211,3 @@ class Watch(Observer):
         self._flags = tensors["flags"].numpy().copy()
         for name, detector in self.detectors.items():
             load_state(detector, facts["detectors"][name], unnest(name, tensors), "cpu")
-
-
-def _vector(job: Job) -> bool:
-    return job.result is not None and "delta" in job.result[0]
