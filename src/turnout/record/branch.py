@@ -1,4 +1,6 @@
-"""The sensitivity table of one branch: what each round's updates say of how far each client moved the model.
+"""What is kept of one branch of training: its sensitivity table, and models to roll back to.
+
+The table has what each round's updates say of how far each client moved the model.
 
 Fraboni et al., "SIFU: sequential informed federated unlearning", AISTATS 2024, theorem 1 and corollary 1. A round that
 moves the model by a step `a` times the mean update, mean over shares p_i, would have moved it without the clients W by
@@ -11,6 +13,14 @@ further away, or by all of its move where nobody else took part. Where local wor
 
 bounds the distance to the model that was trained without W, on the same draws. The contraction is 1 for the plain
 bound; with losses of curvature at least lambda + mu it is |1 - a| + a (1 - lr (lambda + mu))^steps.
+
+Models take, with P parameters, N rounds and M clients,
+
+    all         every model                                     (N + 1) P
+    thinned     every k-th and the newest; rollbacks go down     (N / k + 2) P
+    frugal      for each client the last admissible one          at most min(N + 1, M + 2) P
+
+in memory, or in a folder: then no more than a few wait in memory to be written.
 """
 
 from __future__ import annotations
@@ -108,16 +118,12 @@ class Table:
         """`[N + 1]` the bound of these clients after 0, 1, ... rounds."""
         gone = frozenset(clients)
         if rule == "max":
-            largest: FloatArray = np.max([self.psi([client]) for client in gone], axis=0)
-            return largest
-        if rule == "joint" and len(gone) > 1:
-            return self._grown(turn.joint[self._group(gone)] for turn in self.turns)
-        return self._grown(turn.increment(gone) for turn in self.turns)
-
-    def _grown(self, increments: Iterable[float]) -> FloatArray:
+            return np.asarray(np.max([self.psi([client]) for client in gone], axis=0))
+        group = self._group(gone) if rule == "joint" and len(gone) > 1 else None
         psi = np.zeros(len(self.turns) + 1)
-        for number, increment in enumerate(increments):
-            psi[number + 1] = self.turns[number].contraction * psi[number] + increment
+        for number, turn in enumerate(self.turns):
+            increment = turn.increment(gone) if group is None else turn.joint[group]
+            psi[number + 1] = turn.contraction * psi[number] + increment
         return psi
 
     def _group(self, clients: frozenset[int]) -> int:
@@ -181,10 +187,6 @@ class Models:
     @property
     def rounds(self) -> list[int]:
         return sorted(self._written | self._memory.keys())
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(model.numel() * model.element_size() for model in self._memory.values())
 
     def __getitem__(self, number: int) -> Tensor:
         return self._memory[number] if number in self._memory else read_model(self.path(number))

@@ -12,6 +12,8 @@ A round's row of the history gets
                                 an estimate of that share of the population, above 1 where heavy clients are missing)
     distribution_seconds        the server's own time to send its models
     round_seconds
+    energy_wh, wasted_wh        where the population says what devices draw: watt hours of the jobs that ended in it,
+                                and of those among them that did not count: lost, cut short, or not used
 """
 
 from __future__ import annotations
@@ -185,12 +187,7 @@ class Energy(Observer):
             ended, clients, seconds = list(range(len(record.jobs))), crew.client.tolist(), crew.seconds
         down, compute, up = seconds.T
         spent = self._power.watt_hours(
-            {
-                "client": clients,
-                "download_seconds": down,
-                "compute_seconds": compute,
-                "upload_seconds": up,
-            }
+            {"client": clients, "download_seconds": down, "compute_seconds": compute, "upload_seconds": up}
         )
         wasted = spent[record.weights[ended] == 0]
         record.facts |= {"energy_wh": float(spent.sum()), "wasted_wh": float(wasted.sum())}

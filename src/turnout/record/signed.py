@@ -3,6 +3,10 @@
 A line is one JSON object with sorted keys and no spaces; its `hash` is the SHA-256 of the line without it, and
 `previous` is the hash of the line before (zeros for the first). Whoever cuts off the last lines leaves a log that is
 whole in itself: keep the last hash, which every certificate names, somewhere else too.
+
+RUN/sensitivity/log.jsonl is such a log, of what a tracked run has left when it ended: an entry `ended` with a hash of
+every file that a request or a certificate may rest on, and `resumed` where the run goes on after that. The log of
+requests carries the last hash of this one.
 """
 
 from __future__ import annotations
@@ -30,9 +34,8 @@ def line_of(entry: Entry) -> str:
 
 
 def hash_of(entry: Entry) -> str:
-    return hashlib.sha256(
-        line_of({name: value for name, value in entry.items() if name != "hash"}).encode()
-    ).hexdigest()
+    without = {name: value for name, value in entry.items() if name != "hash"}
+    return hashlib.sha256(line_of(without).encode()).hexdigest()
 
 
 class AuditLog:
@@ -40,9 +43,7 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: list[Entry] = []
-        if path.exists():
-            self.entries = read(path)
+        self.entries = read(path) if path.exists() else []
 
     @property
     def head(self) -> str:
@@ -130,9 +131,6 @@ def record_resume(home: Path) -> None:
 
 def changes(home: Path, left: dict[str, str], skip: Collection[str] = ()) -> list[str]:
     """A sentence for every file that is gone or another."""
-    found = []
-    for name, digest in left.items():
-        path = home / name
-        if name not in skip and not (path.exists() and sha256(path) == digest):
-            found.append(f"{path} is {'not as the run left it when it ended' if path.exists() else 'gone'}")
-    return found
+    files = {home / name: digest for name, digest in left.items() if name not in skip}
+    changed = (path for path, digest in files.items() if not (path.exists() and sha256(path) == digest))
+    return [f"{path} is {'not as the run left it when it ended' if path.exists() else 'gone'}" for path in changed]

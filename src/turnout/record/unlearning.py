@@ -1,4 +1,15 @@
-"""What a run promises to those who may ask to be forgotten: decided before it begins."""
+"""What a run promises to those who may ask to be forgotten, decided before it begins, and how much noise that takes.
+
+Two models at most psi apart, each with noise N(0, sigma^2), are told apart as well as N(0, 1) and N(mu, 1) are, with
+mu = psi / sigma. That is (epsilon, delta)-indistinguishable exactly if (Balle and Wang, "Improving the Gaussian
+mechanism for differential privacy", ICML 2018)
+
+    delta >= Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
+
+`analytic` solves this for mu. `classic` is sigma = psi sqrt(2 ln(1.25 / delta)) / epsilon, as the unlearning papers
+print it; it is proved for epsilon < 1 only, and promises too much at epsilon = 10. Noise on several cuts adds up as
+mu^2 = mu_1^2 + mu_2^2 + ...
+"""
 
 from __future__ import annotations
 
