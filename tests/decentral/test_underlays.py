@@ -172,19 +172,19 @@ def changed(**changes: Any) -> dict[str, Any]:
 WRONG: dict[str, tuple[Any, str]] = {
     "not an object": ([1], "must be an object with the lists nodes and links"),
     "no links": ({"nodes": []}, "must be an object with the lists nodes and links"),
-    "a node is a word": ({"nodes": ["Turin"], "links": []}, "node 0 is 'Turin'; it must be an object"),
+    "a node is a word": ({"nodes": ["Turin"], "links": []}, "node 0: 'Turin' must be an object"),
     "no silo": ({"nodes": [{"name": "r", "silo": False}], "links": []}, "no node is a silo"),
-    "silo is a word": (changed(nodes__0__silo="yes"), "silo 'yes' must be true or false"),
+    "silo is a word": (changed(nodes__0__silo="yes"), "silo: 'yes' must be true or false"),
     "name twice": (changed(nodes__1__id="Turin"), "two nodes are called 'Turin'"),
     "unknown end": (changed(links__0__target="Paris"), "link 0 ends at 'Paris', which is no node's name or id"),
-    "zero bandwidth": (changed(links__0__capacity=0), "link 0: capacity is 0; it must be above 0"),
+    "zero bandwidth": (changed(links__0__capacity=0), "link 0: capacity: 0.0 must be above 0"),
     "zero uplink": (changed(nodes__0__uplink="0Gbps"), "node 0: uplink: '0Gbps' is not a bandwidth above 0"),
     "no unit": (changed(nodes__0__uplink="10"), "node 0: uplink: '10' is not a bandwidth"),
-    "negative length": (changed(links__1__km=-3), "link 1: km -3 must be a number from 0"),
-    "latitude": (changed(nodes__0__lat=99), "node 0: lat 99 must be a number from -90 to 90"),
+    "negative length": (changed(links__1__km=-3), "link 1: km: -3.0 must be at least 0"),
+    "latitude": (changed(nodes__0__lat=99), "node 0: lat: 99.0 must be from -90 to 90"),
     "no length": (
         changed(links__1__km=None),
-        "Lyon - router 7. has no length; it needs km, latency_ms, or lat and lon",
+        "Lyon - router 7 has no length; it needs km, latency_ms, or lat and lon",
     ),
 }
 
