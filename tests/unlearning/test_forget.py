@@ -14,8 +14,7 @@ import turnout
 from support import experiment, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.core.random import key, normal, secret_normal
-from turnout.record.branch import Models, Table, Turn, stored_bytes
-from turnout.record.lineage import Cut
+from turnout.record.branch import Cut, Models, Table, Turn, stored_bytes
 from turnout.record.unlearning import Retention, Unlearning
 from turnout.trust.forget import SIFU, Branches, noised, retraining
 

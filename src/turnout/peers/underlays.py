@@ -239,10 +239,12 @@ def _fields(kind: str, given: Any) -> dict[str, Any]:
         raise UserError(f"{kind}.{given!r} must be an object with named fields")
     fields = {_WORDS.get(name, name): value for name, value in given.items() if value is not None}
     for name in fields.keys() & _NUMBERS.keys():
-        unit = _NUMBERS[name]
-        with suppress(TypeError) if unit else suppress(TypeError, ValueError):
-            text = unit is not None and isinstance(fields[name], str)
-            fields[name] = unit(f"{kind}.{name}", fields[name]) if text else float(fields[name])
+        unit, value = _NUMBERS[name], fields[name]
+        if unit is not None and isinstance(value, str):
+            fields[name] = unit(f"{kind}.{name}", value)
+        else:
+            with suppress(TypeError, ValueError):
+                fields[name] = float(value)
     return fields
 
 

@@ -24,10 +24,10 @@ from scipy.special import log_ndtr, ndtr
 from turnout.core.allowed import Count, Finite, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt, spelt
-from turnout.record.lineage import Budget
 
 Chance = Annotated[float, Range(above=0, below=1)]
 Calibration = Literal["analytic", "classic"]
+Budget = Literal["per_branch", "per_client_total"]
 Retention = Literal["all", "frugal", "thinned"]
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from turnout.record.branch import Table
-from turnout.record.lineage import Cut
+from turnout.record.branch import Cut, Table
 from turnout.record.unlearning import Unlearning, achieved_delta, achieved_epsilon, composed
 
 

@@ -25,8 +25,7 @@ from typing import Any
 from turnout.core.errors import UserError
 from turnout.core.files import as_json_text, remove_durably, sha256, write_durably, write_text
 from turnout.core.version import VERSION
-from turnout.record.branch import Models, Table, read_model, write_model
-from turnout.record.lineage import Cut, alive
+from turnout.record.branch import Cut, Models, Table, alive, read_model, write_model
 from turnout.record.run_folder import reseal, unseal
 from turnout.record.sensitivity import check_forgettable, read_table
 from turnout.record.signed import AuditLog, Entry, changes, files_left, log_of
