@@ -9,7 +9,8 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnout.record.branch import Bound, Budget, Cut, alive, roll_back
+from turnout.record.branch import Bound, Cut, alive, roll_back
+from turnout.record.unlearning import Budget
 
 BRANCHES: list[dict[str, float]] = [{"A": 0.25, "B": 0.1, "C": 0.2, "E": 0.4}, {"B": 0.2, "C": 0.3}, {"C": 0.05}, {}]
 TEN = range(11)

@@ -40,9 +40,7 @@ class Design:
     overlay: Overlay | None = None
     cycle_time: float = np.inf  # seconds a round
     standard_error: float = 0.0  # of an overlay that is drawn every round
-    circuit: tuple[
-        int, ...
-    ] = ()  # the silos of the critical circuit; of a drawn overlay, the link that is slowest most often
+    circuit: tuple[int, ...] = ()  # silos of the critical one; of a drawn overlay, the link that is slowest most often
     shares: dict[str, float] = field(default_factory=dict)  # of the time along the circuit
     bottleneck: str = ""
     degree: int = 0  # the most messages that a silo sends in a round

@@ -48,8 +48,8 @@ class Network(Spelt):
         silos = len(self.names)
         if silos == 0 or len(set(self.names)) < silos:
             raise UserError(f"network: {silos} silos {self.names!r}; there must be one, and no name twice")
-        square = {name: getattr(self, name) for name in ("latency", "core", "connected", "links")}
-        for name, shape in {**dict.fromkeys(square, (silos, silos)), "uplink": (silos,), "downlink": (silos,)}.items():
+        square = dict.fromkeys(("latency", "core", "connected", "links"), (silos, silos))
+        for name, shape in {**square, "uplink": (silos,), "downlink": (silos,)}.items():
             column = getattr(self, name)
             if column is not None and column.shape != shape:
                 raise UserError(f"network.{name}: shape {column.shape} for {silos} silos; it must be {shape}")

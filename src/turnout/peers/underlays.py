@@ -237,7 +237,7 @@ def _fields(kind: str, given: Any) -> dict[str, Any]:
     number is refused by who needs one."""
     if not isinstance(given, dict):
         raise UserError(f"{kind}.{given!r} must be an object with named fields")
-    fields = {_WORDS.get(name, name): value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {_WORDS.get(name) or name: value for name, value in given.items() if value is not None}
     for name in fields.keys() & _NUMBERS.keys():
         unit, value = _NUMBERS[name], fields[name]
         if unit is not None and isinstance(value, str):

@@ -39,7 +39,6 @@ _MEANS = (
     "missing_share",
 )  # fmt: skip
 _SUMS = ("work_assigned", "work_lost", "bytes_down", "bytes_up")
-_ADDED = (*_MEANS, *_SUMS)
 _BY_CLIENT = ("_unfinished", "_present", "_forced")  # JSON has no integer keys
 
 
@@ -119,7 +118,7 @@ class Efficiency(Observer):
             "missing_epsilon": epsilon,
         }
         self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
-        for name in _ADDED:
+        for name in (*_MEANS, *_SUMS):
             self._totals[name] += record.facts[name]
         self._rounds, self._closed_at = self._rounds + 1, record.time
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0

@@ -89,18 +89,14 @@ class Table:
         self._columns = {name: [] for name in self._columns}
         self.rows = 0
 
-    def cut_back(self, segments: list[str]) -> None:
-        """Forget whatever was written after those segments."""
-        self.segments = list(segments)
+    def cut_back(self, segments: list[str], rows: dict[str, list[Any]]) -> None:
+        """Forget whatever was written after those segments, and have these rows in memory."""
+        self.segments, self._columns, self._new = list(segments), rows, []
+        self.rows = len(next(iter(rows.values()), []))
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
                 if path.name not in segments:
                     path.unlink()
-
-    def fill(self, columns: dict[str, list[Any]]) -> None:
-        """Put these rows in the place of those in memory."""
-        self._columns, self._new = columns, []
-        self.rows = len(next(iter(columns.values()), []))
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
         """All rows, as arrays by column; a missing number is NaN."""
@@ -218,7 +214,7 @@ class History(Observer):
     def clear(self) -> None:
         """Forget everything, on disk too."""
         for table in self._tables:
-            table.cut_back([])
+            table.cut_back([], {})
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kept = [table.columns if table.folder is None else {} for table in self._tables]
@@ -226,5 +222,4 @@ class History(Observer):
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for table, segments, rows in zip(self._tables, facts["segments"], facts["rows"], strict=True):
-            table.cut_back(segments)
-            table.fill(rows)
+            table.cut_back(segments, rows)

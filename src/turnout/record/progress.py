@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +31,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.4g} d"
 
 
-class ProgressBar(Observer):
+class ProgressBar(Observer, AbstractContextManager["ProgressBar"]):
     """Draws on the given console (standard error), and prints events above the bar."""
 
     def __init__(self, console: Console) -> None:
@@ -52,9 +53,6 @@ class ProgressBar(Observer):
     def on_event(self, server: Server, event: Event) -> None:
         self.bar.console.print(str(event), style="yellow", markup=False)
 
-    def __enter__(self) -> ProgressBar:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
@@ -74,7 +72,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join(" " if math.isnan(height) else BLOCKS[round(height)] for height in heights)
 
 
-class Dashboard(Observer):
+class Dashboard(Observer, AbstractContextManager["Dashboard"]):
     """Draws on a terminal; into a file it writes a line now and then."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,14 +105,12 @@ class Dashboard(Observer):
             return
         self.pictures += 1
         if self.screen is None:
-            self.console.print(self._line(server), highlight=False, markup=False, soft_wrap=True)
+            line = f"{self._progress(server)}, {self._speed(server)}, {self._value()}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         else:
             self.screen.update(self._picture(server, record), refresh=True)
         ended = self.clock()
         self._next = ended + max(_AT_LEAST[self.screen is not None], (ended - began) / SHARE)
-
-    def _line(self, server: Server) -> str:
-        return f"{self._progress(server)}, {self._speed(server)}, {self._value()}"
 
     def _picture(self, server: Server, record: Round) -> Panel:
         facts, people = record.facts, server.population
@@ -151,9 +147,6 @@ class Dashboard(Observer):
         left = [wall * (end - at) / (at - first) for at, first, end in done if end is not None and at > first]
         eta = f", {duration(max(0.0, min(left)))} to go" if left and math.isfinite(min(left)) else ""
         return f"{(server.version - version) / wall:.3g} rounds/s{eta}"
-
-    def __enter__(self) -> Dashboard:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.screen is not None:

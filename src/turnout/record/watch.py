@@ -93,8 +93,7 @@ class Watch(Observer):
                     raise UserError(f"detectors.{name}: {client} is not one of the {clients} clients")
         if server.begun and self._flags.size:
             return
-        self.records.cut_back([])
-        self.records.fill({})
+        self.records.cut_back([], {})
         self._flags, self._round = np.zeros((len(self.detectors), clients), bool), set()
         for detector in self.detectors.values():
             detector.begin(clients)
@@ -206,8 +205,7 @@ class Watch(Observer):
         return facts, tensors
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.records.cut_back(facts["segments"])
-        self.records.fill(facts["rows"])
+        self.records.cut_back(facts["segments"], facts["rows"])
         self._flags = tensors["flags"].numpy().copy()
         for name, detector in self.detectors.items():
             load_state(detector, facts["detectors"][name], unnest(name, tensors), "cpu")
