@@ -117,11 +117,9 @@ class Watch(Observer):
 
     def on_round(self, server: Server, record: Round) -> None:
         """Rules that publish a model of their own have no step; their updates are looked at here, too late to act."""
-        jobs = [
-            job
-            for job, weight in zip(record.jobs, record.weights.tolist(), strict=True)
-            if weight and job.name not in self._round and not job.logged and job.result and "delta" in job.result[0]
-        ]
+        used = [record.jobs[row] for row in np.flatnonzero(record.weights).tolist()]
+        new = (job for job in used if job.name not in self._round and not job.logged)
+        jobs = [job for job in new if job.result is not None and "delta" in job.result[0]]
         self._round = set()
         if not jobs:
             return
