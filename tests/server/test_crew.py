@@ -20,8 +20,7 @@ from turnout import Evaluation, FedAvg, LocalSGD, Observer, Server, Simulation, 
 from turnout.clients.power import Power
 from turnout.core.errors import UserError
 from turnout.record.audit import Audit
-from turnout.record.efficiency import Efficiency
-from turnout.record.energy import Energy
+from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
 from turnout.server.jobs import Crew, Job, together
 from turnout.server.observer import Round

@@ -28,7 +28,7 @@ from turnout.config.options import options_of
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
-from turnout.peers.settings import NetworkSettings
+from turnout.peers.design import NetworkSettings
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
 from turnout.server.privacy import Privacy

@@ -19,9 +19,8 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import MIXINGS
-from turnout.peers.network import Network, Overlay
+from turnout.peers.network import Network, Overlay, PerRound
 from turnout.peers.peers import Peers, Silos
-from turnout.peers.timeline import PerRound
 from turnout.server.server import Server
 
 OBJECTIVES = ("equal", "importance")

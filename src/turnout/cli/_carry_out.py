@@ -13,8 +13,8 @@ from turnout.cli._display import client_columns, failed, out, show_summary
 from turnout.cli._watching import NOBODY, Watching
 from turnout.cli.report import leave_report
 from turnout.config import config
-from turnout.record.ended import log_of
 from turnout.record.run_folder import free_name
+from turnout.record.signed import log_of
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Event, Observer
 from turnout.server.server import Server

@@ -11,8 +11,7 @@ import typer
 
 from turnout.cli._display import err
 from turnout.config.config import Settings
-from turnout.record.live import Dashboard
-from turnout.record.progress import ProgressBar
+from turnout.record.progress import Dashboard, ProgressBar
 from turnout.record.tracking import MLflow, TensorBoard
 from turnout.server.observer import Observer
 

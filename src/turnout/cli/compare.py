@@ -19,8 +19,8 @@ from turnout.core.statistics import WORST_PERCENTILE
 from turnout.plan.compare import Quantity, Row, Target, compare
 from turnout.plan.sweep import Combination, combinations, sweep
 from turnout.plan.workers import Failed
-from turnout.record.charts import splits
 from turnout.record.progress import duration
+from turnout.record.views import splits
 from turnout.report import page, read
 from turnout.report.blocks import megabytes, number
 

@@ -16,8 +16,8 @@ from turnout.cli._display import err, out
 from turnout.cli.report import leave_report
 from turnout.config import config
 from turnout.core.errors import UserError
+from turnout.record.branch import stored_bytes
 from turnout.record.progress import ProgressBar, duration
-from turnout.record.retention import stored_bytes
 from turnout.record.run_folder import READ, check_is_run, examine, locked
 from turnout.trust import request
 from turnout.trust.cost import cost, stopping_of

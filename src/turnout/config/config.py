@@ -47,8 +47,8 @@ from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
+from turnout.peers.design import NetworkSettings
 from turnout.peers.peers import check_silos, message_bytes
-from turnout.peers.settings import NetworkSettings
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
 from turnout.run.experiment import Experiment

@@ -24,7 +24,7 @@ from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.named import MODIFIERS
 from turnout.local.sgd import LocalSGD
-from turnout.peers.settings import NetworkSettings
+from turnout.peers.design import NetworkSettings
 from turnout.record.detectors import DETECTORS
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening

@@ -89,5 +89,4 @@ class Timeline(Observer):
         return {"segments": self.table.segments, "rows": self.table.columns if self.table.folder is None else {}}, {}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.table.cut_back(facts["segments"])
-        self.table.fill(facts["rows"])
+        self.table.cut_back(facts["segments"], facts["rows"])

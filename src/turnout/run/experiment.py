@@ -17,17 +17,15 @@ from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
 from turnout.record.audit import Audit, Findings
-from turnout.record.efficiency import Efficiency
-from turnout.record.ended import check_resumable, record_end
-from turnout.record.energy import Energy
+from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
-from turnout.record.log import Log
-from turnout.record.plan_file import PlanFile
+from turnout.record.log import Log, PlanFile
 from turnout.record.run_folder import RunFolder, examine, locked
 from turnout.record.sensitivity import Sensitivity, check_forgettable
+from turnout.record.signed import check_resumable, record_end
 from turnout.record.unlearning import Unlearning
 from turnout.record.views import Columns, Views
-from turnout.record.watch import REPORT, Screening, Watch
+from turnout.record.watch import Screening, Watch
 from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Observer
 from turnout.server.privacy import Privacy
@@ -243,7 +241,7 @@ def _execute(
         server.observers.append(sensitivity)
     watch = None
     if experiment.screening is not None:
-        if server.privacy is not None and experiment.screening.response != REPORT:
+        if server.privacy is not None and experiment.screening.response != "report":
             raise UserError(
                 "detectors.response: with privacy.noise nobody's weight may follow from updates; use report"
             )

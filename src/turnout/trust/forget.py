@@ -24,10 +24,8 @@ from torch import Tensor
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
-from turnout.record.lineage import Bound, Cut, alive, roll_back
-from turnout.record.retention import Models
+from turnout.record.branch import Bound, Cut, Models, Table, alive, roll_back
 from turnout.record.sensitivity import check_forgettable
-from turnout.record.table import Table
 from turnout.record.unlearning import Unlearning
 from turnout.run.experiment import Experiment, Result, execute
 from turnout.trust.guarantee import Guarantee, guarantee

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from turnout.record.calibration import achieved_delta, achieved_epsilon, composed
-from turnout.record.lineage import Cut
-from turnout.record.table import Table
-from turnout.record.unlearning import Unlearning
+from turnout.record.branch import Cut, Table
+from turnout.record.unlearning import Unlearning, achieved_delta, achieved_epsilon, composed
 
 
 @dataclass(frozen=True)

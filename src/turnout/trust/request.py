@@ -25,13 +25,10 @@ from typing import Any
 from turnout.core.errors import UserError
 from turnout.core.files import as_json_text, remove_durably, sha256, write_durably, write_text
 from turnout.core.version import VERSION
-from turnout.record.ended import changes, files_left, log_of
-from turnout.record.lineage import Cut, alive
-from turnout.record.retention import Models, read_model, write_model
+from turnout.record.branch import Cut, Models, Table, alive, read_model, write_model
 from turnout.record.run_folder import reseal, unseal
 from turnout.record.sensitivity import check_forgettable, read_table
-from turnout.record.signed import AuditLog, Entry
-from turnout.record.table import Table
+from turnout.record.signed import AuditLog, Entry, changes, files_left, log_of
 from turnout.record.unlearning import Unlearning
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Observer
