@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from real_network import Network, until
 
-from turnout.deploy import enrol, keys
+from turnout.deploy import keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
-from turnout.deploy.link import node
-from turnout.deploy.processes import Child, birth, descendants, environment, free_port, program
+from turnout.deploy.folder import read_clients
+from turnout.deploy.link import Child, birth, descendants, environment, free_port, node, program
 
 
 @pytest.fixture(scope="module")
@@ -179,5 +179,5 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
             for child in (short_lived.link.child, *short_lived.nodes)
             for pid in (child.pid, *descendants(child.pid))
         ]
-        assert len(enrol.read(short_lived.link.folder / "clients.toml")) == 3
+        assert len(read_clients(short_lived.link.folder / "clients.toml")) == 3
     assert not [pid for pid in family if birth(pid)]

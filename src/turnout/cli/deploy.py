@@ -23,7 +23,7 @@ from turnout.core.imports import extra, missing
 from turnout.record.run_folder import READ, examine
 
 if TYPE_CHECKING:
-    from turnout.deploy.processes import Child
+    from turnout.deploy.link import Child
 
 deploy_app = typer.Typer(
     help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
@@ -159,8 +159,7 @@ def local(
 
 
 def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
-    from turnout.deploy.link import Link, node
-    from turnout.deploy.processes import stop_all
+    from turnout.deploy.link import Link, node, stop_all
 
     nodes: list[Child] = []
     with Link(folder / "server") as link:
