@@ -38,6 +38,7 @@ from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors, write_text
 from turnout.core.ragged import Ragged
+from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.deploy import keys
 from turnout.deploy.presence import Connected
@@ -49,31 +50,7 @@ def prepare(
     folder: Path, population: Population, classes: int | None, configuration: str, hosts: Sequence[str], data: bool
 ) -> None:
     """Make them all; without `data` clients write their own `shard.safetensors`."""
-    _check(population)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"deploy: {folder} is not empty; give a new folder")
-    server, enrolled = folder / "server", []
-    keys.make_certificates(server, hosts)
-    for client in range(population.size):
-        own = folder / "clients" / str(client)
-        region = None if population.regions is None else int(population.regions[client])
-        splits = {name: getattr(population, name) for name in SPLITS}
-        counts = {name: int(rows.counts[client]) for name, rows in splits.items() if rows is not None}
-        held_out = counts if data else {}  # who brings data has its own
-        key, test, validation = keys.make_node_key(own / "node.key"), held_out.get("test"), held_out.get("validation")
-        enrolled.append(Enrolled(key, counts["train"], region, True, test, validation))
-        shutil.copy(server / "ca.pem", own / "ca.pem")
-        write_text(own / "config.toml", configuration)
-        if data:
-            write_shard(own / "shard.safetensors", population, client, classes)
-    write_clients(server / "clients.toml", enrolled)
-    write_outline(server / "outline.safetensors", population, classes)
-    write_text(server / "config.toml", configuration)
-
-
-def _check(population: Population) -> None:
-    """Real clients come, go, fail and lie by themselves."""
-    made_up = {
+    made_up = {  # real clients come, go, fail and lie by themselves
         "availability": not isinstance(population.availability, Always),
         "crashes": bool(population.crashes.probability),
         "adversary": population.adversary is not None,
@@ -84,6 +61,24 @@ def _check(population: Population) -> None:
     for section, given in made_up.items():
         if given:
             raise UserError(f"{section}: it is for simulated clients; real ones have their own, so leave it out")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"deploy: {folder} is not empty; give a new folder")
+    server, enrolled = folder / "server", []
+    keys.make_certificates(server, hosts)
+    for client in range(population.size):
+        own = folder / "clients" / str(client)
+        region = None if population.regions is None else int(population.regions[client])
+        counts = {name: len(rows) for name, rows in _rows(population, client).items()}
+        held_out = counts if data else {}  # who brings data has its own
+        key, test, validation = keys.make_node_key(own / "node.key"), held_out.get("test"), held_out.get("validation")
+        enrolled.append(Enrolled(key, counts["train"], region, True, test, validation))
+        shutil.copy(server / "ca.pem", own / "ca.pem")
+        write_text(own / "config.toml", configuration)
+        if data:
+            write_shard(own / "shard.safetensors", population, client, classes)
+    write_clients(server / "clients.toml", enrolled)
+    write_outline(server / "outline.safetensors", population, classes)
+    write_text(server / "config.toml", configuration)
 
 
 # -- who may take part ------------------------------------------------------------------------------------------
@@ -194,10 +189,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:
         raise UserError(f"deploy: {path} cannot be read ({error}); turnout deploy init writes it") from error
 
 
+def _rows(population: Population, client: int) -> dict[str, IntArray]:
+    """Of a client's samples, by split."""
+    splits = {name: getattr(population, name) for name in SPLITS}
+    return {name: index.row(client) for name, index in splits.items() if index is not None}
+
+
 def write_shard(path: Path, population: Population, client: int, classes: int | None) -> None:
     """One client's samples: `inputs`, `targets`, and the rows of each split."""
-    splits = {name: getattr(population, name) for name in SPLITS}
-    rows = {name: index.row(client) for name, index in splits.items() if index is not None}
+    rows = _rows(population, client)
     own = np.unique(np.concatenate(list(rows.values())))
     index = torch.as_tensor(own.astype(np.int64))
     tensors = {"inputs": population.inputs[index], "targets": population.targets[index]}

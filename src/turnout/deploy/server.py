@@ -51,7 +51,7 @@ app = ServerApp()
 
 
 class Deployment(Correspondence):
-    """`Server` over a Grid. An update that clients are asked to hold comes home at once: nobody is asked twice."""
+    """`Server` over a Grid."""
 
     def __init__(self, *args: Any, enrolment: Enrolment, timeline: Timeline | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -64,19 +64,16 @@ class Deployment(Correspondence):
     # -- the clock --------------------------------------------------------------------------------------------
 
     def _due(self, close: int | None) -> bool:
-        pause = _FIRST_PAUSE
-        while not self._comes_by(close):
+        pause, events = _FIRST_PAUSE, self._flight.queue
+        while not events.due(close):
             if close is not None and self._tick > close:
                 self._poll(close)  # whatever is there when the server looks at the close counts
-                return self._comes_by(close)
+                return events.due(close)
             self._poll()
-            if not self._comes_by(close):
+            if not events.due(close):
                 self._sleep(pause if close is None else min(pause, max(0, close - self._tick + 1) / self._ticks))
                 pause = min(2 * pause, self.settings.poll_seconds)
         return True
-
-    def _comes_by(self, close: int | None) -> bool:
-        return self._flight.queue.due(close)
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         self._poll()
@@ -89,7 +86,6 @@ class Deployment(Correspondence):
     # -- who is there -----------------------------------------------------------------------------------------
 
     def run(self) -> Server:
-        self._zero = self._read() - self._clock / self._ticks
         self._gather()
         self.importance = self.population.importance_at(self.now)
         self._send([job for job in self._in_flight.values() if job.ends_at == NOT_KNOWN])
@@ -178,31 +174,27 @@ class Deployment(Correspondence):
     def _ask_measures(self, model: Tensor) -> dict[str, ByClient]:
         panel = next(iter(self._measurement.evaluators.values())).clients
         asked = [client for client in panel.tolist() if client in self._nodes]
-        array, kind, names = encode(model), MessageType.EVALUATE, frozenset({"loss", *self.task.metrics})
-        contents = (pack_question(Question(self.version, self._states[client]), array) for client in asked)
-        messages = [self._message(c, self._nodes[i], kind) for i, c in zip(asked, contents, strict=True)]
+        array, names, messages = encode(model), ("loss", *self.task.metrics), []
+        for client in asked:
+            content = pack_question(Question(self.version, self._states[client]), array)
+            messages.append(self._message(content, self._nodes[client], MessageType.EVALUATE))
         self._measured = {}
         for client, message, name in zip(asked, messages, self._push(messages), strict=True):
             if name is not None:
-                answer = Evaluation(names, self.enrolment.clients[client].splits)
+                answer = Evaluation(frozenset(names), self.enrolment.clients[client].splits)
                 self._waited[name] = Asked(client, message.metadata.dst_node_id, answer)
         limit, pause = self._read() + self.settings.evaluation_seconds, _FIRST_PAUSE
         self._poll()
-        while (open_ones := self._questions()) and self._read() < limit:
+        while (late := [name for name, each in self._waited.items() if each.job is None]) and self._read() < limit:
             self._sleep(pause)
             pause = min(2 * pause, self.settings.poll_seconds)
             self._poll()
-        for name, client in open_ones.items():
-            self.log("not_evaluated", client=client, why="no answer in time")
-            del self._waited[name]
+        for name in late:
+            self.log("not_evaluated", client=self._waited.pop(name).client, why="no answer in time")
             self._over.add(name)
         splits = dict.fromkeys(split for answer in self._measured.values() for split in answer)
         said = {split: {i: each[split] for i, each in self._measured.items() if split in each} for split in splits}
-        return {split: by_client(panel, ("loss", *self.task.metrics), rows) for split, rows in said.items()}
-
-    def _questions(self) -> dict[str, int]:
-        """By message: the client whose measures are waited for."""
-        return {name: asked.client for name, asked in self._waited.items() if asked.job is None}
+        return {split: by_client(panel, names, rows) for split, rows in said.items()}
 
     # -- state ------------------------------------------------------------------------------------------------
 

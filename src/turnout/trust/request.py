@@ -365,7 +365,7 @@ def stopping_of(run: Run, rounds: int | None, target: float | None) -> Stopping 
         return None
     if rounds is not None and rounds < 1:
         raise UserError(f"--rounds: {rounds} must be at least 1")
-    said = {"rounds": rounds, "target": target}
+    said: dict[str, Any] = {"rounds": rounds, "target": target}
     stopping = replace(run.experiment.stopping, **{name: value for name, value in said.items() if value is not None})
     path = run.folder / "result.json"
     known = read_json(path)["measures"] if path.exists() else {}
