@@ -41,7 +41,7 @@ from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.deploy import keys
-from turnout.deploy.presence import Connected
+from turnout.deploy.presence import nobody
 
 SPLITS = ("train", "test", "validation")
 
@@ -164,9 +164,7 @@ class Enrolment:
         regions = [client.region for client in self.clients]
         if None in regions and any(region is not None for region in regions):
             raise UserError(f"{self.path.name}: some clients have a region and some have none")
-        nobody = {"joined_at": np.full(len(regions), np.inf), "left_at": np.full(len(regions), np.inf)}
-        presence = {"availability": Connected(np.zeros(len(regions), bool))}
-        return nobody | presence | ({} if None in regions else {"regions": np.array(regions, np.int64)})
+        return nobody(len(regions)) | ({} if None in regions else {"regions": np.array(regions, np.int64)})
 
 
 # -- data -------------------------------------------------------------------------------------------------------

@@ -48,6 +48,12 @@ class Connected:
         return np.full(len(ids), at)
 
 
+def nobody(size: int) -> dict[str, Any]:
+    """Columns of a population of whom none is there yet."""
+    never = {name: np.full(size, np.inf) for name in ("joined_at", "left_at")}
+    return {"availability": Connected(np.zeros(size, bool)), **never}
+
+
 class Live(OnlineSet):
     """Who can be invited now, where anybody may appear at any time."""
 

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.clients.online import OnlineSet
-from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_tensors
-from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change, new_jobs
+from turnout.deploy.presence import WAIT, Live, Timeline, change, new_jobs, nobody
 from turnout.engine.engine import Engine, Results
 from turnout.engine.train import Jobs
 from turnout.record.history import History
@@ -100,13 +99,6 @@ class Replay(Simulation):
         return jobs
 
 
-def as_recorded(population: Population) -> Population:
-    """The same clients, of whom nobody is there until the record says so."""
-    nobody = Connected(np.zeros(population.size, bool))
-    never: dict[str, Any] = {name: np.full(population.size, np.inf) for name in ("joined_at", "left_at")}
-    return replace(population, availability=nobody, **never)
-
-
 def difference(experiment: Experiment, folder: Path) -> dict[str, float]:
     """Replay the run of a folder: the largest difference between a parameter of its model and the same one here."""
     history, timeline = History(folder), Timeline(folder / "arrivals")
@@ -126,7 +118,7 @@ def replay(experiment: Experiment, jobs: Columns, timeline: Iterable[Row], round
     """Carry out an experiment for so many rounds with recorded arrivals."""
     server = Replay(
         experiment.task,
-        as_recorded(experiment.population),
+        replace(experiment.population, **nobody(experiment.population.size)),
         experiment.algorithm,
         jobs=jobs,
         timeline=timeline,

@@ -187,7 +187,12 @@ class VirtualGrid(AppGrid):
             return []
         self._sleeps = 0
         self._note_model(messages[0])
-        ids = [self._register(message) for message in messages]
+        ids = [str(self._pushed + number) for number in range(len(messages))]
+        self._pushed += len(ids)
+        for name, message in zip(ids, messages, strict=True):
+            message.metadata.__dict__["_message_id"] = name
+            self._messages[name] = message
+            self._expires[name] = self.server.tick_in(message.metadata.ttl)
         self._start(ids)
         return ids
 
@@ -249,14 +254,6 @@ class VirtualGrid(AppGrid):
             Strategy.start = start  # type: ignore[method-assign]
 
     # -- messages and jobs ------------------------------------------------------------------------------------
-
-    def _register(self, message: Message) -> str:
-        name = str(self._pushed)
-        self._pushed += 1
-        message.metadata.__dict__["_message_id"] = name
-        self._messages[name] = message
-        self._expires[name] = self.server.tick_in(message.metadata.ttl)
-        return name
 
     def _start(self, names: list[str]) -> None:
         """Begin jobs at clients that are free; the others get their message later. One that nothing will ever be heard

@@ -117,22 +117,25 @@ def assumptions(settings: Unlearning, recorded: Sequence[Mapping[str, Any]]) -> 
     return found
 
 
-PREPARED = Assumption(
-    "The initial model, and how data were prepared, follow from nobody's data.",
-    ASSUMED,
-    "scales or vocabularies made from everybody's data would keep a trace",
-)
-ABSENT = Assumption(
-    "None of the clients ever had a part in the model.",
-    HOLDS,
-    "no update of theirs counted, and nothing that chose looked at data",
-)
-
-
-def unchanged(ended: bool) -> Assumption:
-    """Of the tables and models that a request rests on."""
+def rests_on(
+    settings: Unlearning, recorded: Sequence[Mapping[str, Any]], absent: bool, ended: bool
+) -> list[Assumption]:
+    """All that a promise rests on: `recorded` are the facts of the branches the model came through, none if it was
+    retrained from the initial one; `ended`: all these were hashed when their runs ended."""
+    prepared = Assumption(
+        "The initial model, and how data were prepared, follow from nobody's data.",
+        ASSUMED,
+        "scales or vocabularies made from everybody's data would keep a trace",
+    )
+    if absent:
+        why = "no update of theirs counted, and nothing that chose looked at data"
+        return [Assumption("None of the clients ever had a part in the model.", HOLDS, why), prepared]
+    if not recorded:
+        return [prepared]
     words = "hashed when the runs ended" if ended else "a run has not ended: nothing was hashed before the request"
-    return Assumption("Tables and models are those that the runs left.", HOLDS if ended else UNKNOWN, words)
+    unchanged = "Tables and models are those that the runs left."
+    kept = Assumption(unchanged, HOLDS if ended else UNKNOWN, words)
+    return [*assumptions(settings, recorded), kept, prepared]
 
 
 def heuristic(found: Sequence[Assumption]) -> bool:

@@ -38,17 +38,7 @@ from turnout.report.read import recorded
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Observer
 from turnout.server.stopping import Stopping
-from turnout.trust.certificate import (
-    ABSENT,
-    PREPARED,
-    Assumption,
-    Certificate,
-    assumptions,
-    page,
-    served,
-    statement,
-    unchanged,
-)
+from turnout.trust.certificate import Certificate, page, rests_on, served, statement
 from turnout.trust.forget import Branches, Rollback, guarantee, noised, retraining, tracked_settings
 from turnout.trust.verify import NOBODY, REPLACED, SEED, facts_of
 
@@ -79,16 +69,10 @@ class Run:
                 )
         self.log = AuditLog(self.folder / "unlearning" / "log.jsonl")
         first = self.log.find("requested", 1)
-        if first is not None:
-            self._check_budget(first["settings"])
-
-    def _check_budget(self, fixed: dict[str, Any]) -> None:
-        """What was promised to the first who were forgotten holds for all."""
-        for name, value in json.loads(as_json_text(asdict(self.settings))).items():
-            if fixed[name] != value:
-                raise UserError(
-                    f"unlearning.{name}: {value} is not what the first request of this run fixed, {fixed[name]}"
-                )
+        for name, value in _as_logged(self.settings).items() if first is not None else ():
+            fixed = first["settings"][name]  # what was promised to the first who were forgotten holds for all
+            if value != fixed:
+                raise UserError(f"unlearning.{name}: {value} is not what the first request of this run fixed, {fixed}")
 
     @property
     def answered(self) -> int:
@@ -171,6 +155,10 @@ class Run:
                 yield from (path for path in (self.start_path(branch), home / "model.safetensors") if path.exists())
 
 
+def _as_logged(options: Unlearning | Stopping) -> dict[str, Any]:
+    return dict(json.loads(as_json_text(asdict(options))))
+
+
 def plan(run: Run, clients: Sequence[int]) -> Rollback:
     """What a request would do; nothing is written."""
     if run.pending is not None:
@@ -185,14 +173,6 @@ def _unfinished(run: Run) -> UserError:
     return UserError(f"unlearn: request {run.answered + 1} is not finished; go on with: {run.folder} {names}")
 
 
-def _check_new(run: Run) -> None:
-    """Raise if the next request left something behind before: its noise must not be used again."""
-    number = run.retrained + 1
-    for path in (run.start_path(number), run.home(number)):
-        if path.exists():
-            raise UserError(f"unlearn: the log does not know of {path}; lines were cut off, restore {run.log.path}")
-
-
 def unlearn(
     run: Run,
     clients: Sequence[int],
@@ -205,11 +185,13 @@ def unlearn(
     """Carry a request out, or go on with one that was interrupted. Retraining stops as the run did, unless said."""
     asked, begun = sorted(set(clients)), run.pending
     if begun is None:  # refuse before anything is written
-        _check_new(run)
+        for path in (run.start_path(run.retrained + 1), run.home(run.retrained + 1)):
+            if path.exists():  # noise of an earlier one must not be used again
+                raise UserError(f"unlearn: the log does not know of {path}; lines were cut off, restore {run.log.path}")
         run.branches.plan(asked, run.from_scratch)
     elif begun["clients"] != asked or begun.get("from_scratch", False) != run.from_scratch:
         raise _unfinished(run)
-    elif stopping is not None and json.loads(as_json_text(asdict(stopping))) != begun.get("stopping"):
+    elif stopping is not None and _as_logged(stopping) != begun.get("stopping"):
         raise UserError(f"--rounds, --target: this request was begun with {begun.get('stopping')}; go on the same way")
     return _Request(run, asked, noise_seed, stopping).carry_out(checkpoint_every, observers)
 
@@ -311,8 +293,8 @@ class _Request:
             experiment = replace(whole, population=whole.population.without(self.gone))
         else:
             experiment = retraining(whole, read_model(self.run.start_path(self.branch)), self.gone)
-        options: dict[str, Any] = {"checkpoint_every": checkpoint_every, "observers": observers}
-        result = execute(experiment, self.home, resume=self.home.exists(), **options)
+        going_on = self.home.exists()
+        result = execute(experiment, self.home, checkpoint_every=checkpoint_every, resume=going_on, observers=observers)
         facts = {"rounds": result.server.version, "stopped": result.server.stopped, "forgotten": self.gone}
         return facts | {"model": sha256(self.home / "model.safetensors"), "ended": log_of(self.home).head}
 
@@ -323,19 +305,12 @@ class _Request:
             write_durably(path, partial(shutil.copyfile, self.home / path.name))
         return {"model": sha256(self.run.folder / "model.safetensors"), "files": self._hashes(paths)}
 
-    def _assumptions(self, planned: Entry, lineage: list[Cut]) -> list[Assumption]:
-        if planned["noise"] == NOBODY:
-            return [ABSENT, PREPARED]
-        facts = [self.run.tables[cut.branch][1] for cut in lineage if cut.round]
-        if not facts:  # back to the initial model
-            return [PREPARED]
-        return [*assumptions(self.run.settings, facts), unchanged(planned.get("ended", False)), PREPARED]
-
     def _certificate(self, requested: Entry, planned: Entry) -> Certificate:
         settings, tables = self.run.settings, self.branches.tables
         lineage = [Cut(*cut) for cut in planned["lineage"]]
         summed = replace(settings, group_rule="sum")
-        found = self._assumptions(planned, lineage)
+        facts = [self.run.tables[cut.branch][1] for cut in lineage if cut.round]
+        found = rests_on(settings, facts, planned["noise"] == NOBODY, planned.get("ended", False))
         steps = {entry["event"]: entry for entry in self.log.entries if entry["request"] == self.number}
         before, after = (
             {f"{name} of the forgotten, {when}": value for name, value in served.items()}
