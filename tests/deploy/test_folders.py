@@ -27,7 +27,7 @@ from turnout.config import config
 from turnout.deploy import client, keys, server
 from turnout.deploy.client import Memory
 from turnout.deploy.folder import prepare, read_clients
-from turnout.deploy.link import Child, birth, descendants
+from turnout.deploy.link import Child, birth, descendants, stop_all
 from turnout.record.run_folder import reseal
 
 SMALL = ["clients.count=3", "run.rounds=2", "local.epochs=1", "sampler.name=full", "engine.threads=1"]
@@ -203,7 +203,7 @@ def test_a_child_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None
     child = Child([sys.executable, "-c", script], tmp_path / "log", dict(os.environ))
     while not (family := descendants(child.pid)):
         pass
-    child.kill()
+    stop_all([child], 0.0)
     assert not child.running()
     assert not [pid for pid in family if birth(pid)]
 

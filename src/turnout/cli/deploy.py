@@ -122,7 +122,7 @@ def client(
     Example: turnout deploy client hospital/clients/0 --superlink learn.example.org:9092
     """
     with sentences(), _flower():
-        from turnout.deploy.link import node
+        from turnout.deploy.link import node, stop_all
 
         child = node(folder, superlink)
         try:
@@ -130,7 +130,7 @@ def client(
                 time.sleep(0.5)
             raise UserError(f"deploy: the SuperNode has ended:\n{child.tail()}")
         finally:
-            child.stop()
+            stop_all([child])
 
 
 @deploy_app.command("local")

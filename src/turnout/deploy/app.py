@@ -69,8 +69,7 @@ class App:
         path = folder / "pyproject.toml"
         try:
             about = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-            components = about["components"]
-            references = components["clientapp"], components["serverapp"]
+            references = about["components"]["clientapp"], about["components"]["serverapp"]
         except OSError as error:
             raise UserError(
                 f"flower.app: {folder} is not the folder of a Flower app ({path} cannot be read)"

@@ -119,45 +119,40 @@ class Child:
     def tail(self, lines: int = 5) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def kill(self) -> None:
-        """At once, with all it has started."""
-        self._finish(self._family(), 0.0)
-
-    def stop(self) -> None:
-        """Ask it to end; whatever is left of it after a while is ended."""
-        stop_all([self])
-
-    def ask(self) -> dict[int, str]:
-        """Ask it to end; all that it has started."""
-        family = self._family()
-        if self.running():
-            self.process.terminate()
-        return family
-
-    def _family(self) -> dict[int, str]:
+    def family(self) -> dict[int, str]:
+        """The process and all it has started: ids, and when each began."""
         births = {pid: birth(pid) for pid in (self.pid, *descendants(self.pid))}
         return {pid: born for pid, born in births.items() if born is not None}
 
-    def _finish(self, family: dict[int, str], grace: float) -> None:
-        self._wait(family, grace)
-        for pid, born in family.items():
-            if birth(pid) == born:
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        self._wait(family, _GRACE)
-
-    def _wait(self, family: dict[int, str], seconds: float) -> None:
+    def wait_for(self, family: dict[int, str], seconds: float) -> None:
+        """Wait until all of them have ended, no longer than that."""
         limit = time.monotonic() + seconds
         while time.monotonic() < limit and any(birth(pid) == born for pid, born in family.items()):
             self.process.poll()
             time.sleep(0.02)
 
 
-def stop_all(children: Sequence[Child]) -> None:
-    """All at the same time."""
-    families = [child.ask() for child in children]
+def stop_all(children: Sequence[Child], grace: float = _GRACE) -> None:
+    """Ask programs to end, all at the same time; what is left of them and of all they have started after that many
+    seconds is ended. 0: at once."""
+    families = [child.family() for child in children]
+    for child in children:
+        if grace and child.running():
+            child.process.terminate()
     for child, family in zip(children, families, strict=True):
-        child._finish(family, _GRACE)
+        child.wait_for(family, grace)
+        for pid, born in family.items():
+            if birth(pid) == born:
+                os.kill(pid, signal.SIGKILL)
+        child.process.wait()
+        child.wait_for(family, _GRACE)
+
+
+def _check_folder(whose: str, folder: Path, names: list[str]) -> None:
+    missed = [name for name in names if not (folder / name).exists()]
+    if missed:
+        words = f"a {whose}'s folder (it has no {missed[0]})"
+        raise UserError(f"deploy: {folder} is not {words}; turnout deploy init makes one")
 
 
 class Link:
@@ -166,11 +161,8 @@ class Link:
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self.folder = folder.resolve()
         self.address = f"{host}:{port or free_port(host)}"
-        self._certificate = (folder / "ca.pem").read_bytes() if (folder / "ca.pem").exists() else None
-        if self._certificate is None:
-            raise UserError(
-                f"deploy: {folder} is not a server's folder (it has no ca.pem); turnout deploy init makes one"
-            )
+        _check_folder("server", folder, ["ca.pem"])
+        self._certificate = (folder / "ca.pem").read_bytes()
 
     def __enter__(self) -> Self:
         host, _, port = self.address.rpartition(":")
@@ -206,7 +198,7 @@ class Link:
 
     def __exit__(self, *error: object) -> None:
         self.control.close()
-        self.child.stop()
+        stop_all([self.child])
 
     def start(self, run: Path, overwrite: bool = False) -> int:
         """Begin a run, or go on with it; its number."""
@@ -246,11 +238,7 @@ class Link:
 def node(folder: Path, address: str) -> Child:
     """A SuperNode of a client's folder."""
     folder = folder.resolve()
-    for name in ("ca.pem", "node.key", "config.toml", "shard.safetensors"):
-        if not (folder / name).exists():
-            raise UserError(
-                f"deploy: {folder} is not a client's folder (it has no {name}); turnout deploy init makes one"
-            )
+    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", "shard.safetensors"])
     command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
     command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']

@@ -38,83 +38,61 @@ def assumptions(settings: Unlearning, recorded: Sequence[Mapping[str, Any]]) -> 
     """`recorded` are the facts of every branch the model came through."""
     facts = [UNRECORDED | dict(fact) for fact in recorded]
 
-    def total(name: str) -> Any:
-        return sum(fact[name] for fact in facts)
-
     def largest(name: str) -> float:
         return max(float(fact[name]) for fact in facts)
 
     def ever(name: str) -> bool:
         return any(fact[name] for fact in facts)
 
+    def none(name: str, words: str) -> tuple[str, str]:
+        count = sum(fact[name] for fact in facts)
+        return FAILS if count else HOLDS, f"{count} {words}"
+
     smooth, lr, pull = settings.smoothness, largest("largest_lr"), largest("largest_pull")
     curved = None if smooth is None else smooth + pull  # weight decay and FedProx's mu bend the loss too
-    prying = sorted({name for fact in facts for name in fact["prying"]})
-    full, everybody = all(fact["full_batches"] for fact in facts), all(fact["everybody"] for fact in facts)
-    found = [
-        Assumption(
-            "The loss of every client is convex.",
-            HOLDS if settings.convex else UNKNOWN,
-            "stated in unlearning.convex" if settings.convex else "not stated: the bound is heuristic",
-        ),
-        Assumption(
-            "Local steps do not drive models apart: learning rate times smoothness is at most 2.",
-            UNKNOWN if curved is None else HOLDS if lr * curved <= 2 else FAILS,
-            f"learning rate up to {lr:g}, "
-            + ("unlearning.smoothness not stated" if smooth is None else f"L = {smooth:g} + {pull:g} (mu, decay)"),
-        ),
-        Assumption(
-            "Local work is plain SGD or FedProx's: no momentum, clipping or transform, nothing kept by the clients.",
-            FAILS if any(ever(name) for name in _NOT_PLAIN) else HOLDS,
-            ", ".join(name.replace("_", " ") for name in _NOT_PLAIN if ever(name)) or "none",
-        ),
-        Assumption(
-            "Who takes part, and how much others count, does not follow from the clients' data.",
-            FAILS if prying else HOLDS,
-            f"may look: {', '.join(prying)}" if prying else "neither algorithm nor sampler looks at data or updates",
-        ),
-        Assumption(
-            "The server moves the model by the weighted sum of the updates.",
-            FAILS if total("unexplained_rounds") else HOLDS,
-            f"{total('unexplained_rounds')} rounds were not that sum",
-        ),
-        Assumption(
-            "All updates are computed from the current global model.",
-            FAILS if total("stale_rounds") else HOLDS,
-            f"{total('stale_rounds')} rounds used updates of older or other models",
-        ),
-        Assumption(
-            "The server's step is at most 1.",
-            FAILS if largest("largest_step") > 1 + 1e-9 else HOLDS,
-            f"the largest is {largest('largest_step'):.6g}",
-        ),
-        Assumption(
-            "With and without the clients, the others use the same batches.",
-            HOLDS if full else ASSUMED,
-            "all samples in every step" if full else "batches are drawn by chance, and the proof couples them",
-        ),
-        Assumption(
-            "With and without the clients, the others are invited to the same rounds.",
-            HOLDS if everybody else ASSUMED,
-            "everybody took part in every round" if everybody else "clients are drawn, and the proof couples the draws",
-        ),
-        Assumption(
-            "The round rolled back to tells nothing about the clients.",
-            ASSUMED,
-            "it is chosen by looking at their updates; the promise takes the choice as given",
-        ),
-    ]
+    bent = "unlearning.smoothness not stated" if smooth is None else f"L = {smooth:g} + {pull:g} (mu, decay)"
+    apart = UNKNOWN if curved is None else HOLDS if lr * curved <= 2 else FAILS
+    convex = UNKNOWN, "not stated: the bound is heuristic"
+    if settings.convex:
+        convex = HOLDS, "stated in unlearning.convex"
+    odd = ", ".join(name.replace("_", " ") for name in _NOT_PLAIN if ever(name))
+    blind = HOLDS, "neither algorithm nor sampler looks at data or updates"
+    if prying := sorted({name for fact in facts for name in fact["prying"]}):
+        blind = FAILS, f"may look: {', '.join(prying)}"
+    step = largest("largest_step")
+    batches = ASSUMED, "batches are drawn by chance, and the proof couples them"
+    if all(fact["full_batches"] for fact in facts):
+        batches = HOLDS, "all samples in every step"
+    invited = ASSUMED, "clients are drawn, and the proof couples the draws"
+    if all(fact["everybody"] for fact in facts):
+        invited = HOLDS, "everybody took part in every round"
+    chosen = ASSUMED, "it is chosen by looking at their updates; the promise takes the choice as given"
+    found = {
+        "The loss of every client is convex.": convex,
+        "Local steps do not drive models apart: learning rate times smoothness is at most 2.":
+            (apart, f"learning rate up to {lr:g}, {bent}"),
+        "Local work is plain SGD or FedProx's: no momentum, clipping or transform, nothing kept by the clients.":
+            (FAILS if odd else HOLDS, odd or "none"),
+        "Who takes part, and how much others count, does not follow from the clients' data.": blind,
+        "The server moves the model by the weighted sum of the updates.":
+            none("unexplained_rounds", "rounds were not that sum"),
+        "All updates are computed from the current global model.":
+            none("stale_rounds", "rounds used updates of older or other models"),
+        "The server's step is at most 1.": (FAILS if step > 1 + 1e-9 else HOLDS, f"the largest is {step:.6g}"),
+        "With and without the clients, the others use the same batches.": batches,
+        "With and without the clients, the others are invited to the same rounds.": invited,
+        "The round rolled back to tells nothing about the clients.": chosen,
+    }  # fmt: skip
     if settings.bound == "contracted":
-        words = (
-            f"unlearning.strong_convexity is {settings.strong_convexity:g}; it needs a learning rate of at most 1 / L"
-        )
+        words = f"unlearning.strong_convexity is {settings.strong_convexity:g}"
+        words += "; it needs a learning rate of at most 1 / L"
         words += ", and FedProx draws models back to where they began" if ever("proximal") else ""
         small = curved is not None and lr * curved <= 1
         state = FAILS if ever("proximal") else UNKNOWN if curved is None else HOLDS if small else FAILS
-        found.append(Assumption("Losses are as strongly convex as stated (contracted bound).", state, words))
+        found["Losses are as strongly convex as stated (contracted bound)."] = state, words
     if settings.weights == "population":
-        found.append(Assumption("Weights are those realised in each round.", FAILS, "unlearning.weights is population"))
-    return found
+        found["Weights are those realised in each round."] = FAILS, "unlearning.weights is population"
+    return [Assumption(sentence, *state) for sentence, state in found.items()]
 
 
 def rests_on(

@@ -68,11 +68,11 @@ class Run:
                     f"unlearn: {self.folder} holds no sensitivity table, the run was not tracked; forget --from-scratch"
                 )
         self.log = AuditLog(self.folder / "unlearning" / "log.jsonl")
-        first = self.log.find("requested", 1)
-        for name, value in _as_logged(self.settings).items() if first is not None else ():
-            fixed = first["settings"][name]  # what was promised to the first who were forgotten holds for all
-            if value != fixed:
-                raise UserError(f"unlearning.{name}: {value} is not what the first request of this run fixed, {fixed}")
+        own = _as_logged(self.settings)
+        fixed = (self.log.find("requested", 1) or {"settings": own})["settings"]  # what was promised once holds for all
+        for name, value in own.items():
+            if (first := fixed[name]) != value:
+                raise UserError(f"unlearning.{name}: {value} is not what the first request of this run fixed, {first}")
 
     @property
     def answered(self) -> int:
