@@ -27,7 +27,7 @@ from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
-from turnout.deploy.opening import AppGrid, Ended, quiet, server_key, sleeping
+from turnout.deploy.opening import SLEEPERS, AppGrid, Ended, quiet, server_key, standing_in
 from turnout.deploy.screen import Means, RejectedError, Rejection, require
 from turnout.deploy.virtual import AppSimulation, AppWork
 from turnout.local.sgd import LocalSGD
@@ -246,12 +246,8 @@ class VirtualGrid(AppGrid):
             own = threading.get_ident() == thread and not self.server.people.working
             (self.sleep if own else real_sleep)(seconds)
 
-        Strategy.start = started  # type: ignore[method-assign,assignment]
-        try:
-            with sleeping(sleep):
-                yield
-        finally:
-            Strategy.start = start  # type: ignore[method-assign]
+        with standing_in(started, "start", Strategy), standing_in(sleep, "sleep", *SLEEPERS):
+            yield
 
     # -- messages and jobs ------------------------------------------------------------------------------------
 
