@@ -44,7 +44,7 @@ Config = Mapping[str, bool | int | float | str]
 
 
 def why(error: BaseException) -> str:
-    """One line about an exception: what is wrong with a reply; in a user's code, what, and where."""
+    """Say in one line what is wrong with a reply; or, in a user's code, what went wrong, and where."""
     if isinstance(error, RejectedError):
         return str(error)
     trace = error.__traceback__

@@ -188,7 +188,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:
 
 
 def _rows(population: Population, client: int) -> dict[str, IntArray]:
-    """Of a client's samples, by split."""
+    """Find the rows of a client's samples, by split."""
     splits = {name: getattr(population, name) for name in SPLITS}
     return {name: index.row(client) for name, index in splits.items() if index is not None}
 

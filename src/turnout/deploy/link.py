@@ -76,7 +76,7 @@ def program(name: str) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the system shows of a process: its state, its parent, ...; nothing of one that has ended."""
+    """Read what the system shows of a process: its state, its parent, ...; nothing of one that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -84,7 +84,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def descendants(root: int) -> list[int]:
-    """All that a process has started, where the system shows it."""
+    """List all that a process has started, where the system shows it."""
     shown = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     family = [root]
     for one in family:
@@ -120,7 +120,7 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def family(self) -> dict[int, str]:
-        """The process and all it has started: ids, and when each began."""
+        """Find the ids of the process and of all it has started, and when each began."""
         births = {pid: birth(pid) for pid in (self.pid, *descendants(self.pid))}
         return {pid: born for pid, born in births.items() if born is not None}
 

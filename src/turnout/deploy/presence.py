@@ -49,7 +49,7 @@ class Connected:
 
 
 def nobody(size: int) -> dict[str, Any]:
-    """Columns of a population of whom none is there yet."""
+    """Make the columns of a population of whom none is there yet."""
     never = {name: np.full(size, np.inf) for name in ("joined_at", "left_at")}
     return {"availability": Connected(np.zeros(size, bool)), **never}
 

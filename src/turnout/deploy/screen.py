@@ -309,7 +309,7 @@ def _is(said: object, number: int) -> bool:
 
 
 def by_client(panel: IntArray, names: Iterable[str], said: Mapping[int, Means]) -> ByClient:
-    """What clients have said of a model, as columns over a panel; who has said nothing has no samples."""
+    """Make columns over a panel of what clients have said of a model; who has said nothing has no samples."""
     nothing = dict.fromkeys(names, math.nan), 0
     rows = [said.get(client, nothing) for client in panel.tolist()]
     values = {name: np.array([means[name] for means, _ in rows]) for name in nothing[0]}

@@ -98,7 +98,7 @@ def assumptions(settings: Unlearning, recorded: Sequence[Mapping[str, Any]]) -> 
 def rests_on(
     settings: Unlearning, recorded: Sequence[Mapping[str, Any]], absent: bool, ended: bool
 ) -> list[Assumption]:
-    """All that a promise rests on: `recorded` are the facts of the branches the model came through, none if it was
+    """List all that a promise rests on: `recorded` are the facts of the branches the model came through, none if it was
     retrained from the initial one; `ended`: all these were hashed when their runs ended."""
     prepared = Assumption(
         "The initial model, and how data were prepared, follow from nobody's data.",

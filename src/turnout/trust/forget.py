@@ -112,7 +112,7 @@ class Branches:
         return Rollback(len(self.requests) + 1, asked, lineage, promised, noised, absent)
 
     def _rolled_back(self, asked: list[int]) -> list[Cut]:
-        """The lineage once these clients are forgotten."""
+        """Find the lineage once these clients are forgotten."""
         for branch in {*(cut.branch for cut in self.lineage), len(self.models) - 1}:
             if 0 not in self.models[branch].rounds:
                 raise UserError(f"unlearn: the models of branch {branch} are gone; restore the files of its rounds")

@@ -351,8 +351,8 @@ def stopping_of(run: Run, rounds: int | None, target: float | None) -> Stopping 
 
 
 def cost(run: Run, rollback: Rollback, stopping: Stopping) -> dict[str, Any]:
-    """What a request would cost: rounds (None: as many as the time allows), virtual seconds and bytes of its retraining
-    at most, a round as long and as dear as those of the last training."""
+    """Estimate the cost of a request: rounds (infinite: as many as the time allows), virtual seconds and bytes of its
+    retraining at most, a round as long and as dear as those of the last training."""
     if rollback.absent:
         return {"rounds": 0, "virtual_seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0, "target": None}
     last = recorded(run.home(run.retrained))

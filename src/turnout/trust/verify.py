@@ -100,7 +100,7 @@ def check_requests(run: Path, requests: dict[int, Steps]) -> list[str]:
 
 
 def check_left(run: Path, entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Whether every branch is what it was when its run ended, but for what requests have destroyed or replaced."""
+    """Check that every branch is what it was when its run ended, but for what requests have destroyed or replaced."""
     gone = {name for entry in entries if entry["event"] == "destroying" for name in entry["files"]}
     replaced = [entry.get("files", {}) for entry in entries if entry["event"] == "superseded"]
     for branch, start in enumerate((entry["start"] for entry in entries if entry["event"] == "noised"), 1):
@@ -150,7 +150,7 @@ def check_chain(text: bytes, found: list[str]) -> list[dict[str, Any]]:
 def check_request(
     run: Path, number: int, steps: Steps, groups: list[list[int]], before: list[list[int]]
 ) -> Iterator[str]:
-    """Whether a request was answered as its log says, and as it should have been."""
+    """Check that a request was answered as its log says, and as it should have been."""
     settings, planned = steps["requested"]["settings"], steps["planned"]
     tables: Tables = {}
     for branch, (table_hash, facts_hash) in enumerate(zip(planned["tables"], planned["facts"], strict=True)):
@@ -201,7 +201,7 @@ def check_request(
 
 
 def check_ends(run: Path, steps: Steps) -> Iterator[str]:
-    """Whether the logs of runs end as they did when a request came."""
+    """Check that the logs of runs end as they did when a request came."""
     ends = dict(enumerate(steps["requested"].get("ended", [])))
     if "ended" in steps.get("retrained", {}):
         ends[steps["planned"]["branch"]] = steps["retrained"]["ended"]
@@ -349,7 +349,7 @@ def _least_epsilon(mu: float, delta: float) -> float:
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """The least number from 0 on for which it holds: those that are not negative are in the order of their bits."""
+    """Find the least number from 0 on for which it holds: such numbers are in the order of their bits."""
 
     def number(bits: int) -> float:
         return float(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
