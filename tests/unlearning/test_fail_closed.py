@@ -27,7 +27,7 @@ from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
 from turnout.sampling._sampler import Sampler, Selection
 from turnout.trust import request, verify
-from turnout.trust.assumptions import FAILS, assumptions, heuristic
+from turnout.trust.certificate import FAILS, assumptions, heuristic
 from turnout.trust.forget import SIFU
 
 FIRM: dict[str, Any] = {"convex": True, "smoothness": 4.0}

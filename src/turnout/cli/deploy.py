@@ -23,7 +23,7 @@ from turnout.core.imports import extra, missing
 from turnout.record.run_folder import READ, examine
 
 if TYPE_CHECKING:
-    from turnout.deploy.processes import Child
+    from turnout.deploy.link import Child
 
 deploy_app = typer.Typer(
     help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
@@ -122,7 +122,7 @@ def client(
     Example: turnout deploy client hospital/clients/0 --superlink learn.example.org:9092
     """
     with sentences(), _flower():
-        from turnout.deploy.link import node
+        from turnout.deploy.link import node, stop_all
 
         child = node(folder, superlink)
         try:
@@ -130,7 +130,7 @@ def client(
                 time.sleep(0.5)
             raise UserError(f"deploy: the SuperNode has ended:\n{child.tail()}")
         finally:
-            child.stop()
+            stop_all([child])
 
 
 @deploy_app.command("local")
@@ -159,8 +159,7 @@ def local(
 
 
 def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
-    from turnout.deploy.link import Link, node
-    from turnout.deploy.processes import stop_all
+    from turnout.deploy.link import Link, node, stop_all
 
     nodes: list[Child] = []
     with Link(folder / "server") as link:

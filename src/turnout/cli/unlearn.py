@@ -20,8 +20,8 @@ from turnout.record.branch import stored_bytes
 from turnout.record.progress import ProgressBar, duration
 from turnout.record.run_folder import READ, check_is_run, examine, locked
 from turnout.trust import request
-from turnout.trust.cost import cost, stopping_of
 from turnout.trust.forget import Branches, Rollback
+from turnout.trust.request import cost, stopping_of
 
 _FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)  # of sigma, for the outlook of a dry run
 
