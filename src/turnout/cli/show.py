@@ -11,7 +11,7 @@ from rich.markup import escape
 from turnout.cli._command import sentences
 from turnout.cli._display import out, paragraphs
 from turnout.config import config
-from turnout.config.kinds import KINDS, SECTIONS, Made, Option, options
+from turnout.config.kinds import KINDS, PLAIN, Made, Option, options
 from turnout.core.errors import unknown
 from turnout.core.imports import distributions
 
@@ -30,15 +30,15 @@ def show(
         found = [(kind, things[name]) for kind, things in known.items() if name in things]
         if name in config.builtin_names():
             out.print(config.builtin_text(name), highlight=False, markup=False)
-        elif not found and name not in SECTIONS:
+        elif not found and name not in PLAIN:
             names = [thing for things in known.values() for thing in things]
-            raise unknown("show", name, [*names, *SECTIONS, *config.builtin_names()])
+            raise unknown("show", name, [*names, *PLAIN, *config.builtin_names()])
         for kind, made in found:
             if kind.group and not distributions(kind.group, name):  # a file of its own
                 out.print(paragraphs(inspect.getmodule(made)) + "\n", highlight=False, markup=False)
             _explain(kind.section.format(name), made)
-        if name in SECTIONS:
-            _explain(name, SECTIONS[name])
+        if name in PLAIN:
+            _explain(name, PLAIN[name])
 
 
 def _explain(section: str, made: Made) -> None:
