@@ -6,7 +6,7 @@ What is in a signature is a section's options; which words an option takes, the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -49,7 +49,7 @@ BASE: config.Settings = {
     "sampler": {"name": "md", "clients_per_round": 3},
     "engine": {"threads": 1},
 }
-_NAMED: dict[str, dict[str, Callable[..., Any]]] = {
+_NAMED: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data": {name: datasets.loader(name) for name in datasets.names()},
     "partition": PARTITIONS,
     "stream": ARRIVALS,

@@ -20,7 +20,7 @@ from turnout.clients.chains import Grouped
 from turnout.clients.population import Population
 from turnout.clients.quality import BadData
 from turnout.clients.regions import deal
-from turnout.config import kinds, modifiers
+from turnout.config import kinds, modifiers, registry
 from turnout.config.options import Section, call, check, checked_value, options_of
 from turnout.config.settings import OF_CLIENTS, SECTIONS, ClientSettings, RunSettings, Settings
 from turnout.config.written import (
@@ -235,7 +235,7 @@ class _Sections:
     def algorithm(self, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD) -> Any:
         """The method, with its parts."""
         name = self.name("algorithm")
-        method = kinds.find("algorithm", name)
+        method = registry.find("algorithm", name)
         extra: dict[str, Any] = {"local": local}
         if self.given["sampler"] and takes(method, "sampler"):  # some invite everybody: nothing to sample
             extra["sampler"] = sampler = self.make("sampler")

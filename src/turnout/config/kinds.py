@@ -26,6 +26,7 @@ from turnout.config.deployment import Deploy
 from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
 from turnout.config.settings import ClientSettings, RunSettings
+from turnout.core.allowed import OneOf, allowed_of
 from turnout.core.errors import unknown
 from turnout.core.imports import dotted
 from turnout.data.partition import PARTITIONS
@@ -151,9 +152,9 @@ def find(section: str, name: str) -> Made:
         return registry.find(section, name)
     if section == "data":
         return datasets.loader(name)
-    if ":" in name and section in ("model", *PARTS):
-        return dotted(f"{section}.name", name)
     things = NAMED[section].things()
+    if ":" in name and section in ("model", *PARTS):
+        things = {name: dotted(f"{section}.name", name)}
     if name not in things:
         raise unknown(f"{section}.name", name, things)
     return things[name]
@@ -185,9 +186,12 @@ def options(section: str, made: Made) -> list[Option]:
         return []  # one section for all of them
     found = []
     for function in (made, *([_SHARED[section]] if section in _SHARED else [])):
-        lines = help_of(function)
+        lines, allowed = help_of(function), allowed_of(function)
         for name, (hint, default) in options_of(function, FILLED_IN.get(section)).items():
-            found.append(Option(name, in_words(hint), _shown(default), lines.get(name, "")))
+            takes = in_words(hint)
+            if name in allowed:
+                takes = str(allowed[name]) if isinstance(allowed[name], OneOf) else f"{takes}, {allowed[name]}"
+            found.append(Option(name, takes, _shown(default), lines.get(name, "")))
     return found
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from turnout.config.options import Section, shown
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError, check_room
+from turnout.core.spelling import Spelt
 
 Settings = dict[str, Section]
 SECTIONS = (
@@ -24,8 +27,10 @@ _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(Spelt):
     """How long, how often, where."""
+
+    section: ClassVar[str] = "run"
 
     name: str = "run"  # folder of the run, inside run.folder
     folder: str = "runs"  # where runs are kept
@@ -34,7 +39,7 @@ class RunSettings:
     seconds: float | None = None  # of virtual time after which it stops; none: no limit
     target: float | None = None  # value of run.measure at which it stops; none: no target
     measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
-    checkpoint_every: int = 10  # rounds from one checkpoint to the next
+    checkpoint_every: Count = 10  # rounds from one checkpoint to the next
     report: bool = True  # leave a report.html, where the command line runs it
 
     def __post_init__(self) -> None:
@@ -44,8 +49,6 @@ class RunSettings:
             raise UserError(f"run.name: {shown(self.name)} is longer than {_LONGEST_NAME} bytes; shorten it")
         if "\0" in self.folder or max(map(len, self.folder.encode().split(b"/"))) > 255:
             raise UserError(f"run.folder: {shown(self.folder)} cannot be the name of a folder")
-        if self.checkpoint_every < 1:
-            raise UserError(f"run.checkpoint_every: {self.checkpoint_every} must be at least 1")
 
 
 @dataclass(frozen=True)
