@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,8 @@ from turnout.core.files import as_json_text
 
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/digits.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; progress goes to stderr.")]
 
 
@@ -28,6 +32,34 @@ def sentences() -> Iterator[None]:
     except (UserError, FailedError, OSError, MemoryError) as error:
         err.print(f"[red]turnout:[/red] {escape(_sentence(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1 if isinstance(error, FailedError | MemoryError) else 2) from error
+
+
+def in_sentences(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function: its mistakes are sentences."""
+
+    @wraps(function)
+    def command(*given: Any, **options: Any) -> None:
+        with sentences():
+            function(*given, **options)
+
+    return command
+
+
+class Commands(typer.Typer):
+    """Commands below one name."""
+
+    def __init__(self, *, help: str) -> None:
+        super().__init__(help=help, no_args_is_help=True)
+
+    def command(self, *given: Any, **options: Any) -> Any:
+        """Decorate a function that is to be one of them."""
+        register = super().command(*given, **options)
+        return lambda function: register(in_sentences(function))
+
+
+def listed(text: str) -> list[str]:
+    """The words of an option that takes several, between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _sentence(error: Exception) -> str:

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from turnout.cli._carry_out import carry_out
-from turnout.cli._command import Json, Overrides, sentences
-from turnout.cli._watching import NOBODY, Watching
+from turnout.cli._carry_out import NOBODY, Watching, carry_out
+from turnout.cli._command import Json, Overrides
 from turnout.config import config
 from turnout.config.config import ClientSettings, RunSettings, Settings
 from turnout.config.options import call
@@ -76,18 +75,17 @@ def simulate_flower(
 
     Example: turnout simulate-flower examples/flower-quickstart --population digits --algorithm fedbuff
     """
-    with sentences():
-        named = [] if algorithm is None else [f"algorithm.name={algorithm}"]
-        settings = _settings(app, population, named + (overrides or []))
-        for name, value in (("rounds", rounds), ("seed", seed)):
-            if value is not None:
-                settings.setdefault("run", {})[name] = value
-        if run_config:
-            settings["flower"]["run_config"] = _run_config(run_config)
-        folder = out or Path("runs") / app.resolve().name
-        folder = folder if out or overwrite else free_name(folder)
-        settings.setdefault("run", {})["name"] = folder.name
-        _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
+    named = [] if algorithm is None else [f"algorithm.name={algorithm}"]
+    settings = _settings(app, population, named + (overrides or []))
+    for name, value in (("rounds", rounds), ("seed", seed)):
+        if value is not None:
+            settings.setdefault("run", {})[name] = value
+    if run_config:
+        settings["flower"]["run_config"] = _run_config(run_config)
+    folder = out or Path("runs") / app.resolve().name
+    folder = folder if out or overwrite else free_name(folder)
+    settings.setdefault("run", {})["name"] = folder.name
+    _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
 
 
 def resume_flower(folder: Path, overrides: list[str], as_json: bool, watching: Watching) -> None:
