@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,23 +25,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 @contextmanager
 def sentences() -> Iterator[None]:
     """A user's mistake, or a file that the system refuses, is one sentence on stderr and exit code 2; a run that failed
-    is one and exit code 1."""
+    is one and exit code 1. Every command is decorated with it."""
     try:
         yield
     except (UserError, FailedError, OSError, MemoryError) as error:
         err.print(f"[red]turnout:[/red] {escape(_sentence(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1 if isinstance(error, FailedError | MemoryError) else 2) from error
-
-
-def in_sentences(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function: its mistakes are sentences."""
-
-    @wraps(function)
-    def command(*given: Any, **options: Any) -> None:
-        with sentences():
-            function(*given, **options)
-
-    return command
 
 
 class Commands(typer.Typer):
@@ -54,7 +42,7 @@ class Commands(typer.Typer):
     def command(self, *given: Any, **options: Any) -> Any:
         """Decorate a function that is to be one of them."""
         register = super().command(*given, **options)
-        return lambda function: register(in_sentences(function))
+        return lambda function: register(sentences()(function))
 
 
 def listed(text: str) -> list[str]:

@@ -45,13 +45,13 @@ class _Imported(UserDict[str, Any]):
     """Commands by name, each imported when it is looked at."""
 
     def __getitem__(self, name: str) -> click.Command:
-        from turnout.cli._command import in_sentences
+        from turnout.cli._command import sentences
 
         file, _, attribute = self.data[name].partition(":")
         found = getattr(import_module(f"turnout.cli.{file}"), attribute)
         if not isinstance(found, typer.Typer):
             one = typer.Typer(add_completion=False)
-            one.command(name)(in_sentences(found))
+            one.command(name)(sentences()(found))
             found = one
         command = typer.main.get_command(found)
         command.name = name

@@ -39,16 +39,7 @@ def compare_runs(
 
     Example: turnout compare runs/digits runs/demo --target test_accuracy=0.9
     """
-    aim = None if target is None else Target.parse(target)
-    runs = [read.recorded(folder, "compare") for folder in folders]
-    remark(sentence for run in runs for sentence in run.remarks)
-    rows = compare(runs, aim)
-    if report is not None:
-        page.write(runs, report)
-    if as_json:
-        print_json(_document(rows, aim))
-    else:
-        show_comparison(rows, aim)
+    _compare("compare", folders, _aim(target), report, as_json)
 
 
 def sweep_options(
@@ -71,7 +62,7 @@ def sweep_options(
 
     Example: turnout sweep digits algorithm=fedavg,fedfix seed=0..4 run.rounds=20 --target test_accuracy=0.8
     """
-    aim = None if target is None else Target.parse(target)
+    aim = _aim(target)
     if workers < 0:
         raise UserError(f"--workers: {workers} must be at least 1, or 0 for as many as there are cores")
     found = combinations(source, words or [], aim)
@@ -82,16 +73,8 @@ def sweep_options(
         return
     failed = _carry_out(source, found, workers, ray)
     done = [one.folder for one in found if one.folder not in failed]
-    runs = [read.recorded(folder, "sweep") for folder in done]
-    remark(sentence for run in runs for sentence in run.remarks)
-    rows = compare(runs, aim)
-    if report is not None and done:
-        page.write(runs, report)
-    if as_json:
-        failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
-        print_json({"sweep": str(found[0].folder.parent), "failed": failures, **_document(rows, aim)})
-    elif done:
-        show_comparison(rows, aim)
+    failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
+    _compare("sweep", done, aim, report, as_json, sweep=str(found[0].folder.parent), failed=failures)
     if failed:
         raise typer.Exit(1)
 
@@ -125,8 +108,23 @@ def _list(source: str, found: Sequence[Combination], as_json: bool) -> None:
     show_table([(escape(str(one.folder)), one.state) for one in found], ("run", "state"))
 
 
-def _document(rows: Sequence[Row], aim: Target | None) -> dict[str, Any]:
-    return {"target": None if aim is None else vars(aim), "rows": [row.as_dict() for row in rows]}
+def _aim(target: str | None) -> Target | None:
+    return None if target is None else Target.parse(target)
+
+
+def _compare(
+    command: str, folders: Sequence[Path], aim: Target | None, report: Path | None, as_json: bool, **more: Any
+) -> None:
+    """Print the runs in these folders beside each other, or as JSON with `more`; and write their report."""
+    runs = [read.recorded(folder, command) for folder in folders]
+    remark(sentence for run in runs for sentence in run.remarks)
+    rows = compare(runs, aim)
+    if report is not None and runs:
+        page.write(runs, report)
+    if as_json:
+        print_json({**more, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
+    elif runs:
+        show_comparison(rows, aim)
 
 
 # -- the tables -----------------------------------------------------------------------------------------------

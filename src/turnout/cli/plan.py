@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
     size = experiment.task.size * experiment.plan.dtype.itemsize
     found = advice.outlook(experiment.population, local_work(experiment), size, experiment.seed)
     if as_json:
-        print_json(found.as_dict())
+        print_json(asdict(found))
         return
     speeds = f"jobs take {duration(found.fastest_seconds)} to {duration(found.slowest_seconds)} in the mean"
     out.print(f"\n[bold]{found.clients} clients[/bold]; {speeds}", highlight=False)

@@ -7,7 +7,7 @@ from typing import cast
 
 import typer
 
-from turnout.cli._command import in_sentences
+from turnout.cli._command import sentences
 from turnout.core.imports import missing
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
@@ -23,4 +23,4 @@ if _registered:
     study_app = cast(typer.Typer, next(iter(_registered)).load())
 else:
     study_app = typer.Typer(help="Published conclusions, tried here (needs turnout-studies).")
-    study_app.callback(invoke_without_command=True, context_settings=_ANYTHING)(in_sentences(_missing))
+    study_app.callback(invoke_without_command=True, context_settings=_ANYTHING)(sentences()(_missing))

@@ -10,7 +10,7 @@ Fraboni et al., "A general theory for federated optimization with asynchronous a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -126,9 +126,6 @@ class Outlook:
     policies: list[Prospect]
     advice: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def outlook(population: Population, local: LocalSGD, model_bytes: int = 4, seed: int = 0) -> Outlook:
     """What each policy would do. `model_bytes` is a model on the wire, unless the population says."""
@@ -170,7 +167,8 @@ def _prospect(candidate: Candidate, durations: Durations, seed: int) -> Prospect
     known = _closed_form(policy, durations)
     rate, per_second = known or (watched.rates, _counted_pace(events, period))
     naive = people.base_importance if candidate.by_importance else np.ones(people.size)
-    by_chance = None if known or period else [events.between(*half) for half in _halves(first, last)]
+    middle = (first + last) // 2
+    halves = [events.between(first, middle), events.between(middle, last)]
     return replace(
         blank,
         rounds_per_hour=3600 * per_second,
@@ -180,7 +178,7 @@ def _prospect(candidate: Candidate, durations: Durations, seed: int) -> Prospect
         staleness_max=int(events.staleness.max(initial=0)),
         fairness_window=_fairness_window(policy, durations, period),
         idle_share=max(0.0, 1 - float(np.mean(rate * durations.mean)) * per_second),
-        chance=0.0 if by_chance is None else _chance(*(naive * half.counts for half in by_chance)),
+        chance=0.0 if known or period else _chance(*(naive * half.counts for half in halves)),
         updates_watched=len(events),
         **_bias(people.base_importance, naive * rate),
     )
@@ -202,11 +200,6 @@ def _settled(events: Schedule, period: tuple[int, int] | None, durations: Durati
     if period is not None:
         return period[0] + 1, period[1] + 1
     return (events.rounds // 2 if durations.reliable else 0), events.rounds
-
-
-def _halves(first: int, last: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    middle = (first + last) // 2
-    return (first, middle), (middle, last)
 
 
 def _closed_form(policy: Policy, durations: Durations) -> tuple[FloatArray, float] | None:
