@@ -37,12 +37,12 @@ def main() -> None:
     taken: dict[str, list[float]] = {name: [] for name in CASES}
     for number in range(times + 1):
         for name, words in CASES.items():
-            found = seconds(words)
+            one = seconds(words)
             if number:  # the first fills the caches
-                taken[name].append(found)
+                taken[name].append(one)
     base = statistics.median(taken["import torch"])
-    for name, found in taken.items():
-        print(f"{name:28} {statistics.median(found):6.3f} s  {statistics.median(found) / base:5.2f} times torch")
+    for name, every in taken.items():
+        print(f"{name:28} {statistics.median(every):6.3f} s  {statistics.median(every) / base:5.2f} times torch")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.models import CommandFunctionType
 
 from turnout.cli._display import err
 from turnout.core.errors import FailedError, UserError
@@ -39,7 +40,7 @@ class Commands(typer.Typer):
     def __init__(self, *, help: str) -> None:
         super().__init__(help=help, no_args_is_help=True)
 
-    def command(self, *given: Any, **options: Any) -> Any:
+    def command(self, *given: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Decorate a function that is to be one of them."""
         register = super().command(*given, **options)
         return lambda function: register(sentences()(function))
