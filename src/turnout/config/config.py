@@ -68,7 +68,7 @@ class Brought:
 def build(
     settings: Settings, brought: Brought | None = None, known: tuple[Dataset, Population] | None = None
 ) -> tuple[Experiment, RunSettings, Settings]:
-    """The experiment, and the complete settings: every option with the value it has. A machine of a deployment knows
+    """Build the experiment, and the complete settings: every option with the value it has. A machine of a deployment knows
     its own part of the data and of the clients, `known`; the sections that make them are for others."""
     sections = _Sections.of(settings)
     given, complete, make = sections.given, sections.complete, sections.make
@@ -117,11 +117,11 @@ def build(
         chain = settings.get(FORMER, {}).get("transform", "")
         older["local"] = modifiers.demodernise(complete["local"], local, chain)
     experiment.former = "" if older.get("local", {}) is None else fingerprint(older)
-    return experiment, run, complete
+    return experiment, run, {section: complete[section] for section in SECTIONS if section in complete}
 
 
 def presence(settings: Settings) -> Availability:
-    """Who is there when, and nothing else of a configuration."""
+    """Make who is there when, and nothing else of a configuration."""
     return _Sections.of(settings).presence(settings["clients"]["count"])
 
 
@@ -162,7 +162,7 @@ class _Sections:
     def population(
         self, run: RunSettings, dataset: Dataset, counted: ClientSettings
     ) -> tuple[Population, Shadow | None]:
-        """The clients; and how an adversary of theirs is to be found, where that takes runs of a shadow."""
+        """Make the clients; and say how an adversary of theirs is to be found, where that takes runs of a shadow."""
         name = self.name("partition")
         dealing, filled_in = kinds.find("partition", name), kinds.FILLED_IN["partition"]
         options, every = check("partition", dealing, self.given["partition"], filled_in)
@@ -197,7 +197,7 @@ class _Sections:
         return self.make("devices", clients=clients)
 
     def presence(self, clients: int) -> Availability:
-        """Any model takes `groups`: who comes and goes together."""
+        """Make who is there when; any model takes `groups`, who come and go together."""
         groups = self.given["availability"].pop("groups", None)
         model: Availability = self.make("availability", clients=clients)
         if groups is None:
@@ -207,7 +207,7 @@ class _Sections:
         return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
     def streaming(self, people: Population) -> Population:
-        """`[stream]` names how samples arrive, `[memory]` what clients keep of them; without, all were there before."""
+        """Let samples arrive as [stream] says, and clients keep of them what [memory] says; else all were there before."""
         given = self.given["stream"]
         if not given:
             if self.given["memory"]:
@@ -233,7 +233,7 @@ class _Sections:
         return Task(lambda: _module(name, function, given), loss, seed=run.seed)
 
     def algorithm(self, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD) -> Any:
-        """The method, with its parts."""
+        """Make the method, with its parts."""
         name = self.name("algorithm")
         method = registry.find("algorithm", name)
         extra: dict[str, Any] = {"local": local}
@@ -253,7 +253,7 @@ class _Sections:
 def _found(
     shadow: Shadow, settings: Settings, run: RunSettings, dataset: Dataset, task: Task, local: LocalSGD, plan: Plan
 ) -> Silence:
-    """Whom to silence, from runs over the same samples dealt anew."""
+    """Find whom to silence, by runs over the same samples dealt anew."""
     other, sections = replace(run, seed=run.seed + 1), _Sections.of(settings)
     people, _ = sections.population(other, dataset, sections.make("clients"))
     return shadow.find(task, people, local, other.seed, plan)
@@ -268,7 +268,7 @@ def _regions(run: RunSettings, counted: ClientSettings) -> IntArray | None:
 def _network(
     settings: NetworkSettings, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD
 ) -> dict[str, Any]:
-    """The network and the overlay of an algorithm without a server."""
+    """Make the network and the overlay of an algorithm without a server."""
     network = settings.network(population)
     check_silos(network, population)
     counts = population.counts(population.ids, np.zeros(population.size))
@@ -278,7 +278,7 @@ def _network(
 
 
 def _module(name: str, function: Callable[..., Any], options: Section) -> nn.Module:
-    """A model, unless it takes more than there is room for."""
+    """Make a model, unless it takes more than there is room for."""
     try:
         if name in MODELS:  # a look at its size, without its numbers
             with torch.device("meta"):

@@ -30,18 +30,18 @@ def builtin_text(name: str) -> str:
 
 
 def read(source: str, overrides: list[str] | None = None) -> Settings:
-    """A file, or a built-in configuration by name; then `section.option=value` for each override."""
+    """Read a file, or a built-in configuration by name; then apply `section.option=value` for each override."""
     return _overridden(toml(source), overrides)
 
 
 def read_run(folder: Path, overrides: list[str] | None = None) -> Settings:
-    """The configuration that a run has left in its folder, also one of version 0.1; then the overrides."""
+    """Read the configuration that a run has left in its folder, also one of version 0.1; then apply the overrides."""
     settings = toml(str(folder / "config.toml"))
     return _overridden(modernise(settings), overrides) | {FORMER: settings.get("local", {})}
 
 
 def modernise(settings: Settings) -> Settings:
-    """Settings of version 0.1 as they are written now."""
+    """Write settings of version 0.1 as they are written now."""
     return settings | ({"local": modifiers.modernise(settings["local"])} if "local" in settings else {})
 
 
@@ -56,7 +56,7 @@ def _overridden(settings: Settings, overrides: list[str] | None) -> Settings:
 
 
 def toml(source: str) -> Settings:
-    """A file, or a built-in configuration by name, as it is written."""
+    """Read a file, or a built-in configuration by name, as it is written."""
     path = Path(source)
     if path.suffix == ".toml" or os.path.exists(path):
         try:
@@ -81,7 +81,7 @@ def toml(source: str) -> Settings:
 
 
 def apply(settings: Settings, text: str) -> None:
-    """An override, `section.option=value`."""
+    """Apply an override, `section.option=value`."""
     key, equals, value = text.partition("=")
     section, dot, option = key.strip().partition(".")
     if not equals or not dot:
@@ -105,7 +105,7 @@ def apply(settings: Settings, text: str) -> None:
 
 
 def _check_use(settings: Settings, overrides: list[str]) -> None:
-    """What is asked for on the command line must have a use; a section in a file is for the algorithms that take it."""
+    """Refuse what is asked for on the command line without a use; a section in a file is for algorithms that take it."""
     name = settings.get("algorithm", {}).get("name")
     whys = {"sampler": "decides by itself who is invited", "network": "has a server, which clients reach over links"}
     for section, why in whys.items():
@@ -115,12 +115,12 @@ def _check_use(settings: Settings, overrides: list[str]) -> None:
 
 
 def takes(algorithm: type[Algorithm], section: str) -> bool:
-    """Whether an algorithm has a use for what a section makes."""
+    """Tell whether an algorithm has a use for what a section makes."""
     return section in options_of(algorithm) and section not in algorithm.no_use_for
 
 
 def fingerprint(complete: Settings) -> str:
-    """Names a configuration, apart from what may change when a run goes on."""
+    """Name a configuration, apart from what may change when a run goes on."""
     fixed = {
         section: {name: value for name, value in options.items() if name not in FREE.get(section, ())}
         for section, options in complete.items()
@@ -129,7 +129,7 @@ def fingerprint(complete: Settings) -> str:
 
 
 def as_toml(settings: Settings) -> str:
-    """Sections of plain values and tables of such; options without a value are left out."""
+    """Write sections of plain values and tables of such; options without a value are left out."""
     lines = []
     for section, options in settings.items():
         lines.append(f"[{section}]")
