@@ -68,8 +68,8 @@ class Brought:
 def build(
     settings: Settings, brought: Brought | None = None, known: tuple[Dataset, Population] | None = None
 ) -> tuple[Experiment, RunSettings, Settings]:
-    """Build the experiment, and the complete settings: every option with the value it has. A machine of a deployment knows
-    its own part of the data and of the clients, `known`; the sections that make them are for others."""
+    """Build the experiment, and the complete settings: every option with the value it has. A machine of a deployment
+    knows its own part of the data and of the clients, `known`; the sections that make them are for others."""
     sections = _Sections.of(settings)
     given, complete, make = sections.given, sections.complete, sections.make
     run: RunSettings = make("run")
@@ -207,7 +207,7 @@ class _Sections:
         return Grouped(model, Grouped(model, groups).group(np.arange(clients)))
 
     def streaming(self, people: Population) -> Population:
-        """Let samples arrive as [stream] says, and clients keep of them what [memory] says; else all were there before."""
+        """Let samples arrive as [stream] says, and clients keep of them what [memory] says; else all are there."""
         given = self.given["stream"]
         if not given:
             if self.given["memory"]:

@@ -105,7 +105,7 @@ def apply(settings: Settings, text: str) -> None:
 
 
 def _check_use(settings: Settings, overrides: list[str]) -> None:
-    """Refuse what is asked for on the command line without a use; a section in a file is for algorithms that take it."""
+    """Refuse what is asked for on the command line without a use; a file has sections for many algorithms."""
     name = settings.get("algorithm", {}).get("name")
     whys = {"sampler": "decides by itself who is invited", "network": "has a server, which clients reach over links"}
     for section, why in whys.items():
