@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, 
 import numpy as np
 import pytest
 
-from turnout.config.kinds import KINDS, SECTIONS, options
+from turnout.config.kinds import KINDS, PLAIN, options
 from turnout.config.options import call
 from turnout.core.allowed import Count, Finite, NotNegative, OneOf, Positive, Range, Seconds, Share, allowed_of
 from turnout.core.errors import UserError
@@ -89,7 +89,7 @@ def test_what_is_allowed_is_let_through() -> None:
 def _declared() -> list[tuple[str, str, Callable[..., Any], Range | OneOf]]:
     """Every option of the library that says what it may be, with its section and what has it."""
     things = [(kind.section.format(name), made) for kind in KINDS.values() for name, made in kind.things().items()]
-    things += list(SECTIONS.items())
+    things += list(PLAIN.items())
     return [(section, name, made, kind) for section, made in things for name, kind in allowed_of(made).items()]
 
 

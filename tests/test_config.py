@@ -15,7 +15,7 @@ from torch import nn
 import turnout
 from turnout import UserError
 from turnout.algorithms.fedavg import FedAvg
-from turnout.config import config, registry
+from turnout.config import config, kinds, registry
 from turnout.config.options import options_of
 
 BASE: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ def no_net(inputs: int) -> int:
 def test_built_in_configurations_build(name: str) -> None:
     experiment, run, complete = config.build(config.read(name))
     assert run.name == name
-    assert set(complete) == set(config.SECTIONS) - set(config.PARTS)
+    assert set(complete) == set(config.SECTIONS) - set(kinds.PARTS)
     assert experiment.fingerprint == config.fingerprint(complete)
 
 
@@ -313,7 +313,7 @@ def test_device_that_does_not_exist() -> None:
 
 def test_complete_settings_say_everything() -> None:
     _, _, complete = config.build(settings())
-    assert set(complete) == set(config.SECTIONS) - set(config.PARTS)
+    assert set(complete) == set(config.SECTIONS) - set(kinds.PARTS)
     assert complete["local"] == {
         "lr": 0.1, "epochs": 1, "steps": None, "batch_size": 32, "batching": "epochs", "momentum": 0.0,
         "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "modifiers": [],
