@@ -19,7 +19,6 @@ from turnout.algorithms.knn_per import KNNPer
 from turnout.config import options
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal, permutation
-from turnout.engine import passes
 from turnout.engine.evaluate import Evaluator, Personal
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
@@ -310,13 +309,13 @@ def test_little_memory_changes_nothing_and_is_kept_to(monkeypatch: pytest.Monkey
         for mib in (2048, 1)
     ]
     asked = []
-    large, prepare = servers[0].evaluate(), passes.prepare
+    large, prepare = servers[0].evaluate(), Cohort.prepare
 
     def watched(cohort: Any, jobs: Any, state: Any) -> Any:
         asked.append(len(jobs.keys))
         return prepare(cohort, jobs, state)
 
-    monkeypatch.setattr("turnout.engine.evaluate.prepare", watched)
+    monkeypatch.setattr(Cohort, "prepare", watched)
     small = servers[1].evaluate()
     assert small == pytest.approx(large, rel=1e-9)
     assert max(asked) < 30

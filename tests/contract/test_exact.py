@@ -17,8 +17,9 @@ from support import SIZES, conv, images, mlp, population
 from turnout.clients.population import Population
 from turnout.core.ragged import Ragged
 from turnout.core.random import key
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.modifiers import ControlVariates, Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.task.models import char_lstm

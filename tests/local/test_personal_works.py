@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from oracle import personal, plain
 from support import SIZES, population
 from turnout.core.random import key, normal
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.clusters import ClusterSGD
 from turnout.local.head import HeadSGD
 from turnout.local.interpolated import InterpolatedSGD

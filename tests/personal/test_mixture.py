@@ -16,7 +16,8 @@ from support import SIZES, conv, images, mlp, population
 from turnout import LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.core.random import key, uniform
 from turnout.engine import plain_sgd
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.batches import Jobs
+from turnout.engine.train import Cohort
 from turnout.local.mixture import MixtureSGD
 from turnout.local.mixture_task import MixtureTask, mixture_loss, responsibilities
 from turnout.task.dropout import KeyedDropout

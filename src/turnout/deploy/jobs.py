@@ -9,9 +9,9 @@ import numpy as np
 
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
+from turnout.engine.batches import Jobs
 from turnout.engine.engine import Engine, Results
 from turnout.engine.plan import Plan
-from turnout.engine.train import Jobs
 from turnout.server.dispatch import Invitation
 from turnout.server.jobs import ARRIVED, NOT_KNOWN, Job
 

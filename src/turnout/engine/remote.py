@@ -21,11 +21,11 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Answer, Block
-from turnout.engine.carry_out import carry_out
-from turnout.engine.engine import Engine, Results
+from turnout.engine.engine import Engine, Results, train_jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.sgd import Named
 from turnout.task.task import Task
 
@@ -106,7 +106,7 @@ class Worker:
         state = {name: place(values) for name, values in order.jobs.state.items()}
         jobs = replace(order.jobs, models=place(_tensor(models)), state=state)
         with threads(self.cohort.plan.threads), torch.no_grad():
-            trained = carry_out(self.cohort, jobs, order.versions, order.keep_params)
+            trained = train_jobs(self.cohort, jobs, order.versions, order.keep_params)
         kept = {name: values for name, values in trained.payload.items() if values[0].numel() > SMALL}
         if kept:
             self.blocks[number] = Block(kept)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.core.ragged import Ragged
+from turnout.engine.batches import Jobs, Size
 from turnout.engine.chain import Chain
 from turnout.engine.convolutions import FORMS, HAS_TRITON
 from turnout.engine.graphs import GraphedSGD
-from turnout.engine.plain_sgd import Assignment
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
@@ -85,13 +85,13 @@ def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
     sgd = GraphedSGD(task, inputs, targets, plan, chain)
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
     times = []
-    work, steps = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), np.full(CLIENTS, STEPS)
-    assigned = Assignment(work, task.initial[None], np.zeros(CLIENTS, int), 0.0, clients, samples, steps)
+    work, size = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), Size(np.full(CLIENTS, STEPS))
+    jobs = Jobs(work, clients, task.initial[None], np.zeros(CLIENTS, int), samples, {}, {})
     for _ in range(1 + REPEATS):  # once to capture
         torch.cuda.synchronize()
         begin = time.perf_counter()
         try:
-            sgd.train(assigned)
+            sgd.train(jobs, size)
             torch.cuda.synchronize()
         except (RuntimeError, UserError):  # no memory for it, or no such kernel
             return math.inf
