@@ -22,8 +22,7 @@ from turnout.core.random import key, normal, permutation
 from turnout.engine.evaluate import Evaluator, Personal
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
-from turnout.local.coreset import KEEP, prototypes
-from turnout.local.datastore import room
+from turnout.local.datastore import KEEP, prototypes, room
 from turnout.local.neighbours import KNN, SMALLEST
 from turnout.local.sgd import Named
 from turnout.sampling.fill import Fill

@@ -17,8 +17,8 @@ from support import Idle, conv, images, local, mlp, population, simulation
 from turnout import LocalSGD, Plan, Population, Task, UserError, devices
 from turnout.core import random
 from turnout.core.random import key, normal
+from turnout.local.answers import ProfileReport
 from turnout.local.profile import RepresentationProfile, elements, profile_of
-from turnout.local.profile_report import ProfileReport
 from turnout.server.durations import Durations
 from turnout.task.models import char_lstm
 

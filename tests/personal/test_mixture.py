@@ -18,8 +18,7 @@ from turnout.core.random import key, uniform
 from turnout.engine import plain_sgd
 from turnout.engine.batches import Jobs
 from turnout.engine.train import Cohort
-from turnout.local.mixture import MixtureSGD
-from turnout.local.mixture_task import MixtureTask, mixture_loss, responsibilities
+from turnout.local.mixture import MixtureSGD, MixtureTask, mixture_loss, responsibilities
 from turnout.task.dropout import KeyedDropout
 from turnout.task.models import linear
 

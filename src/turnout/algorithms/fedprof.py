@@ -17,8 +17,8 @@ from turnout.clients.columns import PerClient, column
 from turnout.core import random
 from turnout.core.errors import UserError, check_positive, check_room, unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.local.answers import ProfileReport
 from turnout.local.profile import profile_of
-from turnout.local.profile_report import ProfileReport
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.server import CURRENT, Server

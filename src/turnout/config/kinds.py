@@ -21,8 +21,8 @@ from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
-from turnout.local.named import MODIFIERS
 from turnout.local.sgd import LocalSGD
+from turnout.local.transforms import MODIFIERS
 from turnout.peers.settings import NetworkSettings
 from turnout.record.detectors import DETECTORS
 from turnout.record.unlearning import Unlearning

@@ -17,7 +17,7 @@ from turnout.core.threads import threads
 from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
 from turnout.engine.train import Cohort
-from turnout.local.probe import Probe
+from turnout.local.answers import Probe
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 from turnout.theory.stream_constants import estimated_ratio

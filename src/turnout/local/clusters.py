@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from turnout.local.answers import Untrained
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -27,23 +28,15 @@ def pick(models: Tensor, cluster: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClusterModel(LocalSGD):
+class ClusterModel(Untrained):
     """No training: a client serves the model of the cluster it is known to be in, or after `prepare` the best one."""
 
     lr: float = 0.0
     steps: int | None = 0
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
 
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
-        return {}
-
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {"cluster": ()}
-
-    def finish(
-        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
-    ) -> tuple[Named, Named]:
-        return {}, state
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
         return {"cluster": best(task, self.models, data)}

@@ -16,15 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.core.shuffles import shuffles
-from turnout.local.coreset import check_keep, prototypes, subset
-from turnout.local.datastore import room
+from turnout.local.answers import Untrained
+from turnout.local.datastore import check_keep, prototypes, room, subset
 from turnout.local.neighbours import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
 from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task, last_linear
 
 
 @dataclass(frozen=True)
-class MemoryOfSamples(LocalSGD):
+class MemoryOfSamples(Untrained):
     """`prepare` makes the memory, `predict` mixes it with the model. The other settings are those of the training that
     made the model; they say how many samples are looked at in one go."""
 
@@ -32,17 +32,6 @@ class MemoryOfSamples(LocalSGD):
     layer: str | None = None
     capacity: float | int | None = None
     keep: str = "random"
-
-    def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
-        return np.zeros_like(np.asarray(counts, np.int64))
-
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    def finish(
-        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
-    ) -> tuple[Named, Named]:
-        return {}, {}
 
     def prepared_numbers(self, task: Task, samples: int) -> int:
         shape = (last_linear(task.module).in_features,) if self.layer is None else task.layer_shapes.get(self.layer, ())

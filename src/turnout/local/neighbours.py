@@ -9,6 +9,9 @@ stored samples whose representations z are nearest to the query's, at distances 
 with w = exp(-d / scale) (`laplace`, as printed), exp(-d^2 / (scale p)) for keys of p numbers (`gaussian`, as in the
 authors' experiments) or 1 (`uniform`). For a regression the vote is the mean of the neighbours' values under the same
 weights. The functions here are for one client and work under `vmap`.
+
+Neighbours may be found by an index of FAISS, which may be approximate, and are compared exactly: `faiss` searches
+everything, in single precision; `faiss:FACTORY` is a string of `faiss.index_factory` (`faiss:HNSW32`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ import torch
 from torch import Tensor
 
 from turnout.core.errors import UserError, check_positive, unknown
-from turnout.local.index import EXACT, MORE, candidates, check_index
+from turnout.core.imports import extra, optional
 
+EXACT = "exact"
+MORE = 8  # candidates beyond the k nearest: single precision may take neighbours as far as each other for one another
 KERNELS = ("laplace", "gaussian", "uniform")
 TUNINGS = ("grid", "loglik")
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -111,7 +116,7 @@ class KNN:
     tune: str = "grid"
     fraction: float = 0.2
     interpolation: float = 0.5
-    index: str = EXACT  # how neighbours are found: see `turnout.local.index`
+    index: str = EXACT  # how neighbours are found: exact, faiss or faiss:FACTORY
 
     def check(self, section: str) -> None:
         """Raise a `UserError` that names the option."""
@@ -215,3 +220,61 @@ def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
         rising = slope(middle) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     return torch.where(ends[0], 0, torch.where(ends[1], 1, middle))
+
+
+
+def check_index(option: str, index: str) -> None:
+    """Raise unless it is the exact one, or one of FAISS, which must be installed."""
+    if index == EXACT:
+        return
+    if index.partition(":")[0] != "faiss":
+        raise unknown(option, index, (EXACT, "faiss", "faiss:FACTORY"))
+    _faiss(option)
+
+
+def index_of(option: str, index: str, keys: Tensor) -> Any:
+    """The index of FAISS over keys `[n, p]`."""
+    rows = keys.cpu().float().contiguous().numpy()
+    made = _faiss(option).index_factory(rows.shape[1], index.partition(":")[2] or "Flat")
+    made.train(rows)
+    made.add(rows)
+    return made
+
+
+def candidates(index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int) -> Tensor:
+    """`[B, count]` positions of keys near the queries, in rising order, -1 where none was found; under `vmap` there is
+    an index for each client. Only keys that are `stored` `[n]` are searched."""
+    found: Tensor = _Candidates.apply(index, keys, queries, stored, count)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Candidates(torch.autograd.Function):
+    @staticmethod
+    def forward(index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int) -> Tensor:
+        rows = stored.nonzero()[:, 0]
+        found = torch.full((len(queries), count), -1, device=queries.device)
+        if len(rows):
+            most = min(count, len(rows))
+            _, near = index_of("algorithm.index", index, keys[rows]).search(queries.cpu().float().numpy(), most)
+            places = torch.as_tensor(near, device=queries.device)
+            found[:, :most] = torch.where(places < 0, -1, rows[places.clamp(min=0)])
+        return found.sort(1).values
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        parts = [
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip((keys, queries, stored), in_dims[1:4], strict=True)
+        ]
+        found = [candidates(index, own, asked, kept, count) for own, asked, kept in zip(*parts, strict=True)]
+        return torch.stack(found), 0
+
+
+def _faiss(option: str) -> Any:
+    return optional(option, "faiss", extra("faiss"))

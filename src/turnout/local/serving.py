@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
-from turnout.local.coreset import check_keep
-from turnout.local.datastore import check_capacity
+from turnout.local.datastore import check_capacity, check_keep
 from turnout.local.knn import MemoryOfSamples
 from turnout.local.neighbours import KNN
 from turnout.local.own import OwnModelSGD

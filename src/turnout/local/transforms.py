@@ -20,7 +20,7 @@ from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import GOLDEN, mix
-from turnout.local.modifiers import Modifier, Shapes
+from turnout.local.modifiers import Modifier, Proximal, Shapes, SharpnessAware
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
@@ -268,3 +268,13 @@ def check(work: LocalSGD, task: Task) -> None:
             "local.modifiers: clients of this algorithm say again and again where their own models are; transforms are "
             "for what a client changed of the model received"
         )
+
+
+MODIFIERS: dict[str, type[Modifier]] = {
+    "proximal": Proximal,
+    "sharpness_aware": SharpnessAware,
+    "clip": Clip,
+    "noise": Noise,
+    "top_k": TopK,
+    "quantise": Quantise,
+}
