@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Count, Positive, Range, WholeNumber
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
 from turnout.core.spelling import Spelt
@@ -143,16 +143,12 @@ class Rule(Spelt):
     """Make one row of many: what takes the place of the weighted sum. With `buckets` a rule sees the means of that many
     random buckets, whose rows differ less (Karimireddy, He, Jaggi, ICLR 2022)."""
 
+    section: ClassVar[str] = "rule"
     moves_one: ClassVar[bool] = False  # whether it makes something else of a single row
 
-    buckets: int = field(default=0, kw_only=True)  # random groups whose means the rule sees; 0: every update by itself
-
-    def __post_init__(self) -> None:
-        for name in ("buckets", "liars"):
-            if getattr(self, name, 0) < 0:
-                raise UserError(f"rule.{name}: {getattr(self, name)} must be at least 0")
-        for name in ("keep", "radius", "iterations"):
-            check_positive(f"rule.{name}", getattr(self, name, None))
+    buckets: WholeNumber = field(
+        default=0, kw_only=True
+    )  # random groups whose means the rule sees; 0: every update by itself
 
     def __call__(self, rows: Tensor, weights: Tensor, last: Tensor, key: IntArray) -> Tensor:
         """`[P]` of rows `[k, P]` and weights `[k]` that sum to 1; `last` is the result before, `key` deals buckets."""
@@ -189,12 +185,7 @@ class CoordinateMedian(Rule):
 class TrimmedMean(Rule):
     """The weighted mean of every coordinate without its extreme values (Yin et al., ICML 2018)."""
 
-    trim: float = 0.1  # share of the values left out on either side, below 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.trim < 0.5:
-            raise UserError(f"rule.trim: {self.trim} must be at least 0 and below 0.5")
+    trim: Annotated[float, Range(least=0, below=0.5)] = 0.1  # share of the values left out on either side
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return trimmed_mean(rows, weights, self.trim)
@@ -204,7 +195,7 @@ class TrimmedMean(Rule):
 class Krum(Rule):
     """The one row that has the others nearest (Blanchard et al., NeurIPS 2017)."""
 
-    liars: int = 1  # clients that may send anything
+    liars: WholeNumber = 1  # clients that may send anything
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return krum(rows, weights, self.liars)
@@ -219,7 +210,7 @@ class Krum(Rule):
 class MultiKrum(Krum):
     """The weighted mean of the rows that have the others nearest (Blanchard et al., NeurIPS 2017)."""
 
-    keep: int | None = None  # rows the mean is of; none: all but the liars
+    keep: Count | None = None  # rows the mean is of; none: all but the liars
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return multi_krum(rows, weights, self.liars, self.keep)
@@ -231,7 +222,7 @@ class NormClipping(Rule):
 
     moves_one: ClassVar[bool] = True
 
-    radius: float  # largest norm of an update
+    radius: Positive  # largest norm of an update
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return norm_clipping(rows, weights, self.radius)
@@ -243,8 +234,8 @@ class CentredClipping(Rule):
 
     moves_one: ClassVar[bool] = True
 
-    radius: float  # largest norm of the difference from the last result
-    iterations: int = 1  # times the centre is moved
+    radius: Positive  # largest norm of the difference from the last result
+    iterations: Count = 1  # times the centre is moved
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return centred_clipping(rows, weights, last, self.radius, self.iterations)
@@ -254,7 +245,7 @@ class CentredClipping(Rule):
 class GeometricMedian(Rule):
     """The point of least weighted distance to all rows (Pillutla, Kakade, Harchaoui, 2022)."""
 
-    iterations: int = 8  # of the smoothed Weiszfeld algorithm
+    iterations: Count = 8  # of the smoothed Weiszfeld algorithm
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return geometric_median(rows, weights, iterations=self.iterations)

@@ -76,8 +76,8 @@ class ProfileReport(Untrained):
 
 @dataclass(frozen=True)
 class Probe(LocalSGD):
-    """Answer with three numbers: `distance` it has moved by, the largest `slope` |gradient| of a mini-batch, and the mean
-    `loss` of its samples before."""
+    """Answer with three numbers: the `distance` moved by, the largest `slope` |gradient| of a mini-batch, and the mean
+    `loss` of the client's samples before."""
 
     @property
     def passes(self) -> int:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.core.shuffles import shuffles
 from turnout.local.answers import Untrained
 from turnout.local.datastore import check_keep, prototypes, room, subset
 from turnout.local.neighbours import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
-from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
+from turnout.local.sgd import ClientData, Named
 from turnout.task.task import Task, last_linear
 
 

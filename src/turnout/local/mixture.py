@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError, check_positive
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import LOSSES, Task
@@ -49,11 +50,9 @@ class MixtureTask(Task):
     variance d/2); with any other, say which.
     """
 
-    def __init__(self, component: Task, components: int, outputs: Outputs | None = None) -> None:
-        if components < 1:
-            raise UserError(f"algorithm.components: {components} must be at least 1")
-        if outputs not in (None, "logits", "values"):
-            raise UserError(f"algorithm.outputs: {outputs!r} is not logits or values")
+    section: ClassVar[str] = "algorithm"
+
+    def __init__(self, component: Task, components: Count, outputs: Outputs | None = None) -> None:
         known = (kind for name, kind in _OUTPUTS.items() if LOSSES[name][0] is component.loss)
         vars(self).update(vars(component))  # module, layout, loss and metrics are a component's
         self.component, self.components, self.kind = component, components, outputs or next(known, None)

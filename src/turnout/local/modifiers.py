@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.core.allowed import Finite
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -100,11 +101,9 @@ class Proximal(Modifier):
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
     """
 
-    mu: float = 0.1  # strength of the proximal term
+    section: ClassVar[str] = "local.proximal"
 
-    def __post_init__(self) -> None:
-        if not np.all(np.isfinite(self.mu)) or np.any(np.asarray(self.mu) < 0):
-            raise UserError(f"local.proximal.mu: {self.mu} must be a number of at least 0")
+    mu: Finite = 0.1  # strength of the proximal term
 
     @property
     def pull(self) -> float:
@@ -126,13 +125,10 @@ class SharpnessAware(Modifier):
     2021.
     """
 
+    section: ClassVar[str] = "local.sharpness_aware"
     gradients: ClassVar[int] = 2
 
-    rho: float = 0.05  # how far up the gradient is taken
-
-    def __post_init__(self) -> None:
-        if not np.all(np.isfinite(self.rho)) or np.any(np.asarray(self.rho) < 0):
-            raise UserError(f"local.sharpness_aware.rho: {self.rho} must be a number of at least 0")
+    rho: Finite = 0.05  # how far up the gradient is taken
 
     def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
         uphill = slope(params)

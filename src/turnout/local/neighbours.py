@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Count, OneOf, Positive, Range, Share
+from turnout.core.errors import UserError, unknown
 from turnout.core.imports import extra, optional
+from turnout.core.spelling import Spelt
 
 EXACT = "exact"
 MORE = 8  # candidates beyond the k nearest: single precision may take neighbours as far as each other for one another
@@ -105,32 +107,23 @@ def _unpacked(packed: Tensor, queries: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 @dataclass(frozen=True)
-class KNN:
+class KNN(Spelt):
     """How neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction` of
     its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the smallest
     of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes `interpolation`."""
 
-    k: int = 10
-    kernel: str = "laplace"
-    scale: float = 1.0
-    tune: str = "grid"
-    fraction: float = 0.2
-    interpolation: float = 0.5
+    section: ClassVar[str] = "knn"
+
+    k: Count = 10  # neighbours that vote
+    kernel: Annotated[str, OneOf(KERNELS)] = "laplace"  # how a vote falls with distance
+    scale: Positive = 1.0  # distance at which it has fallen by e
+    tune: Annotated[str, OneOf(TUNINGS)] = "grid"  # how lambda is found
+    fraction: Annotated[float, Range(least=0, below=1)] = 0.2  # of the training samples, to tune lambda on
+    interpolation: Share = 0.5  # lambda, where it is not tuned
     index: str = EXACT  # how neighbours are found: exact, faiss or faiss:FACTORY
 
-    def check(self, section: str) -> None:
-        """Raise a `UserError` that names the option."""
-        check_index(f"{section}.index", self.index)
-        if self.k < 1:
-            raise UserError(f"{section}.k: {self.k} must be at least 1")
-        check_positive(f"{section}.scale", self.scale)
-        for name, allowed in (("kernel", KERNELS), ("tune", TUNINGS)):
-            if getattr(self, name) not in allowed:
-                raise unknown(f"{section}.{name}", getattr(self, name), allowed)
-        if not 0 <= self.fraction < 1:
-            raise UserError(f"{section}.fraction: {self.fraction} must be at least 0 and below 1")
-        if not 0 <= self.interpolation <= 1:
-            raise UserError(f"{section}.interpolation: {self.interpolation} must be between 0 and 1")
+    def __post_init__(self) -> None:
+        check_index(f"{self.section}.index", self.index)
 
     def held_back(self, samples: int) -> int:
         """How many of a client's samples lambda is tuned on: at least one is held back and one left, of two or more."""
@@ -220,7 +213,6 @@ def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
         rising = slope(middle) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     return torch.where(ends[0], 0, torch.where(ends[1], 1, middle))
-
 
 
 def check_index(option: str, index: str) -> None:

@@ -102,9 +102,9 @@ class DittoSGD(PulledSGD):
 
 @dataclass(frozen=True)
 class RelatedSGD(PulledSGD):
-    """Minimise the *sum* of the losses of the client's n samples + mu/2 |w - received|^2, from its own w, near the point
-    where the models of related clients would have it. The pull is a proximal step, which no strength makes unstable:
-    `w <- (w - lr grad + c received) / (1 + c)`, c = lr mu / n.
+    """Minimise the *sum* of the losses of the client's n samples + mu/2 |w - received|^2, from its own w, where the
+    models of related clients would have it at `received`. The pull is a proximal step, which no strength makes
+    unstable: `w <- (w - lr grad + c received) / (1 + c)`, c = lr mu / n.
 
     Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning", NeurIPS 2017 (MOCHA).
     """

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import random
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors
 from turnout.core.spelling import Spelt
@@ -99,17 +100,14 @@ class KNNPersonaliser(Spelt):
     keep: str = "random"
     index: str = "exact"
     seed: int = 0
-    batch_size: int = 256
+    batch_size: Count = 256
     store: Datastore | None = field(default=None, init=False)
     interpolation: float = field(default=0.0, init=False)  # lambda
     held: Held | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.knn.check("knn")
         check_capacity("capacity", self.capacity)
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
 
     def fit(self, inputs: Tensor, targets: Tensor) -> Self:
         """Remember these samples, and tune lambda on some of them."""

@@ -18,13 +18,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 from turnout.local import reports, transforms
@@ -34,6 +35,7 @@ from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
 Named = dict[str, Tensor]
+_Length = Annotated[int, Range(0, 10**9)]
 
 
 class Batch(NamedTuple):
@@ -102,22 +104,21 @@ class LocalSGD(Spelt):
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
+    section: ClassVar[str] = "local"
     gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
-    MOST: ClassVar[int] = 10**9  # epochs, or steps
-    BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
-    lr: float  # learning rate
-    epochs: int = 1  # passes over the samples
-    steps: int | None = None  # of a job; none: as many as the epochs have
-    batch_size: int = 32  # samples of a mini-batch
-    batching: str = "epochs"  # epochs, draws, fixed or full: which samples a step has
-    momentum: float = 0.0  # share of its speed that a step keeps; each job begins with 0
-    weight_decay: float = 0.0  # pull of the parameters towards 0
-    clip_norm: float | None = None  # largest norm of a mini-batch gradient; none: no limit
-    lr_decay: float = 1.0  # factor of the learning rate from one version to the next
-    lr_power: float = 0.0  # the learning rate falls as (version + 1)^-power
+    lr: Finite  # learning rate
+    epochs: _Length = 1  # passes over the samples
+    steps: _Length | None = None  # of a job; none: as many as the epochs have
+    batch_size: Annotated[int, Range(least=1, below=math.inf)] = 32  # samples of a mini-batch
+    batching: Annotated[str, OneOf(("epochs", "draws", "fixed", "full"))] = "epochs"  # which samples a step has
+    momentum: Finite = 0.0  # share of its speed that a step keeps; each job begins with 0
+    weight_decay: Finite = 0.0  # pull of the parameters towards 0
+    clip_norm: Annotated[float, Range(above=0)] | None = None  # largest norm of a mini-batch gradient; none: no limit
+    lr_decay: Finite = 1.0  # factor of the learning rate from one version to the next
+    lr_power: Finite = 0.0  # the learning rate falls as (version + 1)^-power
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
     modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
 
@@ -125,20 +126,6 @@ class LocalSGD(Spelt):
         reports.parse(self.report)
         object.__setattr__(self, "modifiers", tuple(self.modifiers))
         transforms.check_all(self)
-        if self.batching not in self.BATCHINGS:
-            raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
-        if self.steps is not None and np.any(np.asarray(self.steps) < 0):
-            raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
-        for name in ("epochs", "steps"):
-            if (value := getattr(self, name)) is not None and np.any(np.asarray(value) > self.MOST):
-                raise UserError(f"local.{name}: {value} must be at most {self.MOST}")
-        if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
-            raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
-        lows = {"epochs": 0, "batch_size": 1}
-        for name in ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_power"):
-            value, low = getattr(self, name), lows.get(name, 0.0)
-            if not np.all(np.isfinite(value)) or np.any(np.asarray(value) < low):
-                raise UserError(f"local.{name}: {value} must be a number of at least {low}")
 
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:

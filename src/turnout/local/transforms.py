@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnout.core import random
+from turnout.core.allowed import Fraction, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import GOLDEN, mix
@@ -52,6 +54,11 @@ class Transform(Modifier):
 
     keeps_fast_paths: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray | list | tuple):
+                raise UserError(f"{self.section}.{name}: {value} must be one number")
+
     def check(self, work: LocalSGD) -> None:
         if sum(type(other) is type(self) for other in work.transforms) > 1:
             raise UserError(f"local.modifiers: {type(self).__name__} stands there twice; each may act once")
@@ -75,10 +82,9 @@ class Transform(Modifier):
 class Clip(Transform):
     """`u <- u min(1, norm / |u|)`."""
 
-    norm: float  # largest norm of an update
+    section: ClassVar[str] = "local.clip"
 
-    def __post_init__(self) -> None:
-        _require("clip.norm", self.norm, lambda norm: 0 < norm < math.inf, "above 0 and finite")
+    norm: Positive  # largest norm of an update
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         return rows._replace(values=rows.values * clip_factors(rows.values, self.norm)[:, None])
@@ -89,11 +95,10 @@ class Noise(Transform):
     """`u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two clients can
     differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
 
-    std: float  # standard deviation of the noise
-    seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
+    section: ClassVar[str] = "local.noise"
 
-    def __post_init__(self) -> None:
-        _require("noise.std", self.std, lambda std: 0 < std < math.inf, "above 0 and finite")
+    std: Positive  # standard deviation of the noise
+    seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def check(self, work: LocalSGD) -> None:
         super().check(work)
@@ -122,10 +127,9 @@ class TopK(Transform):
     feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
     """
 
-    share: float  # of the entries that is sent
+    section: ClassVar[str] = "local.top_k"
 
-    def __post_init__(self) -> None:
-        _require("top_k.share", self.share, lambda share: 0 < share <= 1, "above 0 and at most 1")
+    share: Fraction  # of the entries that is sent
 
     def state_shapes(self, task: Task) -> Shapes:
         return {"residual": (task.size,)}
@@ -152,10 +156,14 @@ class Quantise(Transform):
     Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
     """
 
-    bits: int  # of a value that is sent
+    section: ClassVar[str] = "local.quantise"
+
+    bits: Annotated[int, Range(2, 16)]  # of a value that is sent
 
     def __post_init__(self) -> None:
-        _require("quantise.bits", self.bits, lambda bits: bits == int(bits) and 2 <= bits <= 16, "from 2 to 16")
+        super().__post_init__()
+        if self.bits != int(self.bits):
+            raise UserError(f"local.quantise.bits: {self.bits} must be a whole number")
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         values = rows.values
@@ -170,11 +178,6 @@ class Quantise(Transform):
 
     def encoded(self, before: Encoding, plain: Encoding) -> Encoding:
         return before._replace(bits=self.bits, extra_bits=before.extra_bits + _SCALE_BITS)
-
-
-def _require(option: str, value: Any, fits: Callable[[Any], bool], words: str) -> None:
-    if not isinstance(value, int | float) or not fits(value):
-        raise UserError(f"local.{option}: {value} must be one number {words}")
 
 
 Transforms = Sequence[Transform]
