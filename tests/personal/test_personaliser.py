@@ -272,7 +272,7 @@ def test_targets_that_do_not_fit_the_model(targets: Tensor, message: str) -> Non
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UserError, match="capacity: 2.5 must be a share"):
+    with pytest.raises(UserError, match=r"capacity: 2.5 must be a share"):
         KNNPersonaliser(network(), capacity=2.5)
     with pytest.raises(UserError, match="batch_size: 0 must be at least 1"):
         KNNPersonaliser(network(), batch_size=0)

@@ -12,7 +12,7 @@ Paillier, "Public-key cryptosystems based on composite degree residuosity classe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +26,9 @@ PRECISION = 1e-15  # of every number encrypted: an exponent of its own would be 
 LARGEST = 1e15
 
 
-class ProfileCipher(Protocol):
-    """What everybody has: the public part."""
-
-    def encrypt(self, profile: FloatArray) -> Any:
-        """By the client: its profile `[2, q]`, as the server gets it."""
-
-    def divergence(self, encrypted: Any, reference: FloatArray) -> Any:
-        """By the server: the divergence from its own profile, still encrypted."""
-
-
 @dataclass(frozen=True)
 class PlainCipher:
-    """The server reads the profiles."""
+    """Leave profiles `[2, q]` as they are: the server reads them."""
 
     var_floor: float = matching.VAR_FLOOR
 
@@ -51,17 +41,19 @@ class PlainCipher:
 
 @dataclass(frozen=True)
 class AdditiveCipher:
-    """Paillier's: encrypt, add, multiply by what is known. Clients do not know the reference: they raise variances to
-    `var_floor` alone. A profile is 3 q ciphertexts, each as long as two keys."""
+    """Encrypt by Paillier's cipher, which can add, and multiply by what is known. Clients do not know the reference:
+    they raise variances to `var_floor` alone. A profile is 3 q ciphertexts, each as long as two keys."""
 
     public_key: Any
     var_floor: float = matching.VAR_FLOOR
 
     def encrypt(self, profile: FloatArray) -> list[list[Any]]:
+        """Encrypt, at a client, its profile `[2, q]` as the server gets it."""
         rows = np.clip(linear_form(profile, self.var_floor), -LARGEST, LARGEST).tolist()
         return [[self.public_key.encrypt(value, precision=PRECISION) for value in row] for row in rows]
 
     def divergence(self, encrypted: list[list[Any]], reference: FloatArray) -> Any:
+        """Compute, at the server, the divergence from its own profile, still encrypted."""
         factors, constant = linear_divergence(reference, self.var_floor)
         total = self.public_key.encrypt(constant)
         for values, row in zip(encrypted, factors.tolist(), strict=True):
@@ -75,7 +67,7 @@ class AdditiveCipher:
 class KeyHolder:
     """The only one who can decrypt: a third party, never the server."""
 
-    cipher: ProfileCipher
+    cipher: PlainCipher | AdditiveCipher  # what everybody has: the public part
     private_key: Any = None
 
     def decrypt(self, value: Any) -> float:

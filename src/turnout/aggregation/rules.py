@@ -32,11 +32,6 @@ _TINY = 1e-30
 _COLUMNS = 1 << 14  # looked at together: what a sort needs stays small and near
 
 
-def mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """`sum_i w_i row_i`: any single row can drag it anywhere."""
-    return weights @ rows
-
-
 def coordinate_median(rows: Tensor, weights: Tensor) -> Tensor:
     """The weighted median of every coordinate: half of the weight is below, half above. Where a row ends at a half (to
     1e-5) it is the middle between that value and the next, as the median of an even number is."""
@@ -167,10 +162,10 @@ class Rule(Spelt):
 
 @dataclass(frozen=True)
 class Mean(Rule):
-    """The weighted mean: what every method has without a rule."""
+    """Take the weighted mean, which every method has without a rule: any single row can drag it anywhere."""
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
-        return mean(rows, weights)
+        return weights @ rows
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class FedProf(FedAvg):
         else:
             raise UserError("algorithm.reference: the server holds no data; take a dataset with a test set, or give it")
         with server.cohort.all_threads():
-            self.matched = profile_of(server.task, server.model, inputs, self._layer(server)).array
+            self.matched = profile_of(server.task, server.model, inputs, self._layer(server))
         if not matching.informative(self.matched, self.var_floor).any():
             server.log("dead_layer", layer=self._layer(server), why="nothing varies at the reference: all are alike")
 

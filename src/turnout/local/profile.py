@@ -13,7 +13,6 @@ and W), one number for a recurrent layer (the sum over its final state), and eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.task.task import RECURRENT, Task, no_features
 
@@ -39,50 +37,11 @@ def merge(one: Moments, other: Moments) -> Moments:
     return count, one[1] + apart * share, one[2] + other[2] + apart * apart * (one[0] * share)
 
 
-@dataclass(frozen=True, eq=False)
-class RepresentationProfile:
-    """Moments of q elements over `count` samples, made with `version` of the model."""
-
-    mean: FloatArray  # [q]
-    var: FloatArray  # [q]
-    count: int
-    version: int = 0
-
-    @property
-    def size(self) -> int:
-        """q."""
-        return len(self.mean)
-
-    @property
-    def nbytes(self) -> int:
-        """On the wire: two float32 an element."""
-        return 8 * self.size
-
-    @property
-    def array(self) -> FloatArray:
-        """`[2, q]` means and variances."""
-        return np.stack([self.mean, self.var])
-
-    def merge(self, other: RepresentationProfile) -> RepresentationProfile:
-        """The profile of both sets of samples, without looking at them."""
-        if (self.size, self.version) != (other.size, other.version):
-            raise UserError(
-                f"profile: {self.size} elements of version {self.version} cannot be merged with "
-                f"{other.size} of version {other.version}; use the same layer and model"
-            )
-        parts = ((part.count, part.mean, part.var * part.count) for part in (self, other))
-        count, mean, squares = merge(*parts)
-        return RepresentationProfile(mean, squares / count, count, self.version)
-
-
-def profile_of(
-    task: Task, params: Tensor, inputs: Tensor, layer: str, batch: int = 1024, version: int = 0
-) -> RepresentationProfile:
-    """The profile of these samples, looked at `batch` at a time."""
+def profile_of(task: Task, params: Tensor, inputs: Tensor, layer: str, batch: int = 1024) -> FloatArray:
+    """Profile these samples, looked at `batch` at a time: `[2, q]` means and variances."""
     parts = ((elements(task, params, part, layer), None) for part in torch.split(inputs, batch))
     with torch.no_grad():
-        mean, var = (part.cpu().numpy() for part in _moments(parts))
-    return RepresentationProfile(mean, var, len(inputs), version)
+        return np.stack([part.cpu().numpy() for part in _moments(parts)])
 
 
 def client_profile(task: Task, received: Tensor, data: ClientData, layer: str) -> Tensor:
