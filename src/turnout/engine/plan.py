@@ -15,6 +15,7 @@ from turnout.core.allowed import OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 from turnout.engine.convolutions import FORMS
+from turnout.local.exchange import count_numbers
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 
@@ -73,7 +74,7 @@ class Plan(Spelt):
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
         """Count the trained results that may wait for the clock to reach them."""
-        numbers = sum(torch.Size(shape).numel() for shape in work.sends(task).values())
+        numbers = count_numbers(work.sends(task))
         return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
 
     def as_dict(self) -> dict[str, Any]:

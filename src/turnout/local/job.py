@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.exchange import count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
@@ -76,8 +76,8 @@ def numbers_down(work: LocalSGD, task: Task) -> int:
 def numbers_up(work: LocalSGD, task: Task) -> float:
     """How many numbers' worth of bytes a client sends beside its reports: transforms make an update smaller."""
     shapes = work.payload_shapes(task)
-    added = (shape for name, shape in work.sent_shapes(task).items() if name not in shapes)
-    sent = work.upload_numbers(task) + sum(torch.Size(shape).numel() for shape in added)
+    added = {name: shape for name, shape in work.sent_shapes(task).items() if name not in shapes}
+    sent = work.upload_numbers(task) + count_numbers(added)
     if not work.transforms or "delta" not in shapes:
         return sent
     update = work.update_numbers(task)

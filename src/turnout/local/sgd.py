@@ -27,10 +27,9 @@ from torch import Tensor
 
 from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
-from turnout.core.spelling import Spelt
 from turnout.local import reports, transforms
-from turnout.local.modifiers import Modifier, Shapes
-from turnout.local.transforms import Transform
+from turnout.local.exchange import Exchange
+from turnout.local.modifiers import Modifier
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
@@ -90,7 +89,7 @@ def _used(number: float | Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class LocalSGD(Spelt):
+class LocalSGD(Exchange):
     """`theta <- theta - lr * grad`, over mini-batches, from the model received.
 
     How much: `epochs` passes, or exactly `steps` steps. Which samples: `batching` is
@@ -171,20 +170,16 @@ class LocalSGD(Spelt):
         transforms.check_all(work)
         return work
 
+    def reporting(self, report: str) -> Self:
+        """Make the same work whose clients also report this."""
+        asked = self.report.split(",")
+        missing = [part for part in report.split(",") if part not in ("", *asked)]
+        return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
+
     @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:
         """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""
         return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
-
-    @property
-    def active(self) -> tuple[Modifier, ...]:
-        """The modifiers that act in training."""
-        return tuple(modifier for modifier in self.modifiers if not modifier.keeps_fast_paths)
-
-    @property
-    def transforms(self) -> tuple[Transform, ...]:
-        """The modifiers that act on what is sent."""
-        return tuple(modifier for modifier in self.modifiers if isinstance(modifier, Transform))
 
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
         """What the learning rate is multiplied by in jobs that begin from that version."""
@@ -256,55 +251,6 @@ class LocalSGD(Spelt):
         """How strongly each step is pulled towards a fixed point, besides the gradient."""
         return self.weight_decay + sum(modifier.pull for modifier in self.modifiers)
 
-    def download_numbers(self, task: Task) -> int:
-        """How many numbers are sent to the client: the model, and the tensors this work carries."""
-        values = (getattr(self, part.name) for part in fields(self))
-        return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
-
-    def payload_shapes(self, task: Task) -> Shapes:
-        """What comes back, by name: it decides the upload's size."""
-        return {"delta": (task.size,)}
-
-    def upload_numbers(self, task: Task) -> int:
-        """How many numbers of the payload are sent: all, unless some are known to be zero."""
-        return _numbers(self.payload_shapes(task))
-
-    def update_numbers(self, task: Task) -> int:
-        """How many of the numbers sent are the update's."""
-        shapes = self.payload_shapes(task)
-        return self.upload_numbers(task) - _numbers({name: s for name, s in shapes.items() if name != "delta"})
-
-    def sends(self, task: Task) -> Shapes:
-        """The payload, what modifiers add to it, and what is reported beside it."""
-        return self.sent_shapes(task) | reports.shapes(self.report, task)
-
-    def sent_shapes(self, task: Task) -> Shapes:
-        """The same without the reports."""
-        added = {name: shape for modifier in self.active for name, shape in modifier.payload_shapes(task).items()}
-        return self.payload_shapes(task) | added
-
-    def reporting(self, report: str) -> Self:
-        """The same work whose clients also report this."""
-        asked = self.report.split(",")
-        missing = [part for part in report.split(",") if part not in ("", *asked)]
-        return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
-
-    def state_shapes(self, task: Task) -> Shapes:
-        """What the client keeps between its jobs, by name; created as zeros."""
-        return {}
-
-    def trained_shapes(self, task: Task) -> Shapes:
-        """The same with what modifiers keep that act in training."""
-        added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
-        return self.state_shapes(task) | added
-
-    def stored_shapes(self, task: Task) -> Shapes:
-        """The same with what transforms keep."""
-        if not self.transforms or "delta" not in self.payload_shapes(task):
-            return self.trained_shapes(task)
-        added = {name: shape for transform in self.transforms for name, shape in transform.state_shapes(task).items()}
-        return self.trained_shapes(task) | added
-
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
         scores of all samples in `data.scores`, which the engine knows to compute faster than a scan."""
@@ -368,7 +314,3 @@ class LocalSGD(Spelt):
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
         """What this client serves: here the global model."""
         return task.outputs(received, inputs)
-
-
-def _numbers(shapes: Shapes) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes.values())
