@@ -65,36 +65,38 @@ class AdditiveCipher:
 
 @dataclass(frozen=True)
 class KeyHolder:
-    """The only one who can decrypt: a third party, never the server."""
+    """Hold the private key: a third party, never the server."""
 
     cipher: PlainCipher | AdditiveCipher  # what everybody has: the public part
     private_key: Any = None
 
     def decrypt(self, value: Any) -> float:
-        """A divergence."""
+        """Decrypt a divergence."""
         return float(value if self.private_key is None else self.private_key.decrypt(value))
 
     def divergence(self, profile: FloatArray, reference: FloatArray) -> float:
-        """Client, server and key holder in turn; infinite for a profile that is none and cannot be encrypted."""
+        """Compute a divergence by client, server and key holder in turn; infinite for a profile that is none and cannot
+        be encrypted."""
         if not np.isfinite(profile).all() or (profile[1] < 0).any():
             return np.inf
-        return self.decrypt(self.cipher.divergence(self.cipher.encrypt(profile), reference))
+        encrypted: Any = self.cipher.encrypt(profile)
+        return self.decrypt(self.cipher.divergence(encrypted, reference))
 
     def divergences(self, profiles: FloatArray, reference: FloatArray) -> FloatArray:
-        """`[k]` of profiles `[k, 2, q]`."""
+        """Compute divergences `[k]` of profiles `[k, 2, q]`."""
         if isinstance(self.cipher, PlainCipher):
             return self.cipher.divergence(profiles, reference)
         return np.array([self.divergence(profile, reference) for profile in profiles])
 
 
 def linear_form(profile: FloatArray, var_floor: float = matching.VAR_FLOOR) -> FloatArray:
-    """`[3, q]` the quantities a, b, c in which the divergence is linear."""
+    """Compute `[3, q]` the quantities a, b, c in which the divergence is linear."""
     mean, var = profile[0], np.maximum(profile[1], var_floor)
     return np.stack([var + np.square(mean), mean, np.log(var)])
 
 
 def linear_divergence(reference: FloatArray, var_floor: float = matching.VAR_FLOOR) -> tuple[FloatArray, float]:
-    """`[3, q]` factors of a, b, c and the constant of the mean divergence over the informative elements."""
+    """Compute `[3, q]` factors of a, b, c and the constant of the mean divergence over the informative elements."""
     kept = matching.informative(reference, var_floor)
     mean, var = np.where(kept, reference, [[0.0], [1.0]])
     factors = np.stack([1 / (2 * var), -mean / var, np.full(len(mean), -0.5)])
@@ -104,7 +106,7 @@ def linear_divergence(reference: FloatArray, var_floor: float = matching.VAR_FLO
 
 
 def key_holder(cipher: str = "plain", var_floor: float = matching.VAR_FLOOR, bits: int = KEY_BITS) -> KeyHolder:
-    """With new keys for a cipher: `plain` (none) or `additive` (python-paillier)."""
+    """Make a key holder with new keys for a cipher: `plain` (none) or `additive` (python-paillier)."""
     if cipher == "plain":
         return KeyHolder(PlainCipher(var_floor))
     if cipher != "additive":

@@ -19,7 +19,7 @@ from turnout.core.spelling import Spelt
 
 @dataclass
 class Step(Spelt):
-    """`model <- model + lr * change`."""
+    """Take a step: `model <- model + lr * change`."""
 
     section: ClassVar[str] = "optimiser"
 
@@ -31,7 +31,7 @@ class Step(Spelt):
 
 @dataclass
 class Projected(Step):
-    """The same, then back to the ball of that radius around 0."""
+    """Take a step, then go back to the ball of that radius around 0."""
 
     radius: Positive = field(kw_only=True)  # of the ball around 0 that the model stays in
 
@@ -43,7 +43,7 @@ class Projected(Step):
 
 @dataclass
 class Momentum(Step):
-    """`v <- beta v + change; model <- model + lr v`."""
+    """Keep a speed: `v <- beta v + change; model <- model + lr v`."""
 
     beta: float = 0.9  # share of its speed that the model keeps
     velocity: Tensor | None = field(default=None, init=False)
@@ -64,7 +64,7 @@ class Adaptive(Step):
     variance: Tensor | None = field(default=None, init=False)
 
     def grown(self, v: Tensor, square: Tensor) -> Tensor:
-        """`[P]` v after a change of these squares."""
+        """Compute `[P]` v after a change of these squares."""
         raise NotImplementedError
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:

@@ -17,19 +17,20 @@ from turnout.task.task import Task
 
 
 def best(task: Task, models: Tensor, data: ClientData) -> Tensor:
-    """Which of the models `[C, P]` has the least loss on the client's samples."""
+    """Find which of the models `[C, P]` has the least loss on the client's samples."""
     losses = [data.scan(partial(task.losses, model)).sum() for model in models.unbind()]
     return torch.stack(losses).argmin()
 
 
 def pick(models: Tensor, cluster: Tensor) -> Tensor:
-    """`[P]` the model of a cluster."""
+    """Pick `[P]` the model of a cluster."""
     return models.index_select(0, cluster.long().view(1))[0]
 
 
 @dataclass(frozen=True)
 class ClusterModel(Untrained):
-    """No training: a client serves the model of the cluster it is known to be in, or after `prepare` the best one."""
+    """Serve, without training, the model of the cluster that a client is known to be in, or after `prepare` the best
+    one."""
 
     lr: float = 0.0
     steps: int | None = 0
@@ -47,7 +48,7 @@ class ClusterModel(Untrained):
 
 @dataclass(frozen=True)
 class ClusterSGD(LocalSGD):
-    """Local SGD from the best of several models, which are sent instead of one; the client says which that was."""
+    """Train from the best of several models, which are sent instead of one; the client says which that was."""
 
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
 

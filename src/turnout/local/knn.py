@@ -23,8 +23,8 @@ from turnout.task.task import Task, last_linear
 
 @dataclass(frozen=True)
 class MemoryOfSamples(Untrained):
-    """`prepare` makes the memory, `predict` mixes it with the model. The other settings are those of the training that
-    made the model; they say how many samples are looked at in one go."""
+    """Make a memory (`prepare`), and mix it with the model (`predict`). The other settings are those of the training
+    that made the model; they say how many samples are looked at in one go."""
 
     knn: KNN = field(default_factory=KNN)
     layer: str | None = None
@@ -37,8 +37,8 @@ class MemoryOfSamples(Untrained):
         return samples * (4 * torch.Size(shape).numel() + 6 * compared)  # both also as float64
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
-        """`keys` [m, p] and `values` [m, ...] of what is kept of the client's samples, which rows are `stored` [m] and
-        which fill up, and lambda.
+        """Make `keys` [m, p] and `values` [m, ...] of what is kept of the client's samples, which rows are `stored` [m]
+        and which fill up, and lambda.
 
         One shuffle decides: the samples held back come first in it, those that fit last. A memory of the others is
         asked about what is held back, to tune lambda. Where a key is not finite, neither is lambda.
@@ -62,7 +62,7 @@ class MemoryOfSamples(Untrained):
         return memory | {"interpolation": torch.where(finite, interpolation, torch.nan)}
 
     def _kept(self, keys: Tensor, values: Tensor, among: Tensor, rank: Tensor, fits: Tensor) -> Named:
-        """As many of the samples `among` [n] which there are as fit, or what stands for them."""
+        """Keep as many of the samples `among` [n] which there are as fit, or what stands for them."""
         most, number = self._room(len(rank)), torch.minimum(fits, among.sum())
         if self.keep == "coreset" and self.capacity is not None:
             return dict(zip(("keys", "values", "stored"), prototypes(keys, values, among, number, most), strict=True))
@@ -71,7 +71,7 @@ class MemoryOfSamples(Untrained):
         return {"keys": keys[rows], "values": values[rows], "stored": stored[rows]}
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """Logarithms of probabilities, as if they were logits; of a regression its values."""
+        """Give logarithms of probabilities, as if they were logits; of a regression its values."""
         queries, outputs = self._represented(task, received, inputs)
         outputs, shape = flat(outputs), outputs.shape
         values, interpolation = state["values"], state["interpolation"]
@@ -82,7 +82,7 @@ class MemoryOfSamples(Untrained):
         return torch.logaddexp(interpolation.log() + said[0], torch.log1p(-interpolation) + said[1])
 
     def _represented(self, task: Task, params: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """`[B, p]` keys, and the outputs."""
+        """Compute `[B, p]` keys, and the outputs."""
         outputs, features = task.represented(params, inputs, self.layer)
         return flat(features), outputs
 
@@ -91,6 +91,6 @@ class MemoryOfSamples(Untrained):
 
 
 def _of_count(rule: Callable[[int], int], count: Tensor, most: int) -> Tensor:
-    """What a rule says of a client's number of samples, at most `most`."""
+    """Look up what a rule says of a client's number of samples, at most `most`."""
     table = torch.tensor([rule(number) for number in range(most + 1)], device=count.device)
     return table.gather(0, count.long()[None])[0]

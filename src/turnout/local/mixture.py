@@ -32,17 +32,19 @@ _OUTPUTS: dict[str, Outputs] = {"cross_entropy": "logits", "nll": "logits", "mse
 
 
 def responsibilities(losses: Tensor, weights: Tensor) -> Tensor:
-    """`[..., M]` how likely each component is to have made a sample, from its losses `[..., M]` and weights `[M]`."""
+    """Compute `[..., M]` how likely each component is to have made a sample, from its losses `[..., M]` and weights
+    `[M]`."""
     return torch.softmax((weights.log() - losses).movedim(-1, 0), 0).movedim(0, -1)  # faster than along a short end
 
 
 def mixture_loss(losses: Tensor, weights: Tensor) -> Tensor:
-    """`[...]` -log sum_m pi[m] exp(-l[m])."""
+    """Compute `[...]` -log sum_m pi[m] exp(-l[m])."""
     return -torch.logsumexp(weights.log() - losses, -1)
 
 
 class MixtureTask(Task):
-    """`components` models of a task as one flat vector `[M * P]`, component after component, no two alike at first.
+    """Hold `components` models of a task as one flat vector `[M * P]`, component after component, no two alike at
+    first.
 
     The task's own loss and metrics apply to what the mixture gives: the logarithm of the averaged class probabilities
     where the models' `outputs` are logits (or log-probabilities), their mean where they are values. The losses
@@ -70,11 +72,11 @@ class MixtureTask(Task):
         return self.components * self.component.size
 
     def split(self, params: Tensor) -> Tensor:
-        """`[..., M, P]` the components in `[..., M * P]`."""
+        """Split into `[..., M, P]` the components in `[..., M * P]`."""
         return params.view(*params.shape[:-1], self.components, self.component.size)
 
     def layers(self, params: Tensor) -> dict[str, Tensor]:
-        """Views of `params` `[..., M * P]` by name: `[..., M, *shape]`."""
+        """Name views of `params` `[..., M * P]`: `[..., M, *shape]`."""
         return self.layout.unflatten(self.split(params))
 
     def vector(self, layers: Mapping[str, Tensor]) -> Tensor:
@@ -89,17 +91,17 @@ class MixtureTask(Task):
 
     @staticmethod
     def key(key: Tensor, component: int) -> Tensor:
-        """The randomness of a component's step; the first has that of a single model."""
+        """Derive the randomness of a component's step; the first has that of a single model."""
         return key ^ (component << 32)
 
     def component_losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
-        """`[B, M]` loss of each sample by each component. With a key the models are in training mode."""
+        """Compute `[B, M]` loss of each sample by each component. With a key the models are in training mode."""
         keys = [None if key is None else self.key(key, m) for m in range(self.components)]
         models = zip(self.split(params).unbind(), keys, strict=True)
         return torch.stack([self.component.losses(mine, inputs, targets, own) for mine, own in models], -1)
 
     def mixed(self, params: Tensor, weights: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
-        """What components weighed by `[M]` give together."""
+        """Compute what components weighed by `[M]` give together."""
         if self.components == 1:
             return self.component.outputs(params, inputs, key)
         if self.kind is None:
@@ -113,7 +115,7 @@ class MixtureTask(Task):
         return torch.logsumexp(F.log_softmax(outputs, -2) + weights.log(), -1)
 
     def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
-        """What equally weighed components give together."""
+        """Compute what equally weighed components give together."""
         return self.mixed(params, params.new_full((self.components,), 1 / self.components), inputs, key)
 
     def represented(self, params: Tensor, inputs: Tensor, layer: str | None) -> tuple[Tensor, Tensor]:
@@ -128,7 +130,7 @@ class MixtureTask(Task):
         return total
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
-        """Of `torch.nn.ModuleList` over the components."""
+        """Make the state of a `torch.nn.ModuleList` over the components."""
         states = [self.component.state_dict(mine) for mine in self.split(params).unbind()]
         return {f"{m}.{name}": value for m, state in enumerate(states) for name, value in state.items()}
 
@@ -139,7 +141,7 @@ class MixtureTask(Task):
 
 @dataclass(frozen=True)
 class MixtureSGD(LocalSGD):
-    """Local SGD on all components of a `MixtureTask`, sample i counting q[i, m] in component m's mini-batches.
+    """Train all components of a `MixtureTask`, sample i counting q[i, m] in component m's mini-batches.
 
     The weights pi are the client's own: it keeps them, equal at first, and sends none. They are updated `weight_steps`
     times, by the components received, before it trains. None falls below `min_weight`; with 0, one that is 0 stays.
@@ -170,7 +172,7 @@ class MixtureSGD(LocalSGD):
         return {"weights": (self.components,)}
 
     def weights(self, state: Named) -> Tensor:
-        """`[M]` pi: equal where the client has none yet."""
+        """Look up `[M]` pi: equal where the client has none yet."""
         kept = state["weights"]
         return torch.where(kept.sum() > 0, kept, 1 / self.components)
 
@@ -189,12 +191,12 @@ class MixtureSGD(LocalSGD):
         return received, (shares, weights, self.start_momentum(received))
 
     def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
-        """`[..., B, M]`"""
+        """Weigh samples for each component, `[..., B, M]`."""
         shares: Tensor = carry[0]
         return weights[..., None] * shares[positions]
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
-        """Of all components, of which none sees another's parameters."""
+        """Sum the losses of all components, of which none sees another's parameters."""
         losses = _mixture(task).component_losses(params, batch.inputs, batch.targets, batch.key)
         return (losses * batch.weights).sum()
 
@@ -220,7 +222,7 @@ def _mixture(task: Task) -> MixtureTask:
 
 @dataclass(frozen=True)
 class OnlineMixtureSGD(MixtureSGD):
-    """The samples are explained from equal weights, `weight_steps` times, and every component trained on its share. The
+    """Explain the samples from equal weights, `weight_steps` times, and train every component on its share. The
     weights pi that it plays next are a mirror step from those it played, with the gradient at its samples and the rate
     `scale` sqrt(log M / t) of its t-th time; none falls below `min_weight`.
 

@@ -40,7 +40,8 @@ SAME = 1e-15  # squared distance over the squared norm of the query that is roun
 
 
 class _Bits(torch.autograd.Function):
-    """The bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a view."""
+    """Read the bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a
+    view."""
 
     @staticmethod
     def forward(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -61,7 +62,8 @@ def bits_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
 
 
 def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`[B, k]` distances from the queries `[B, p]` to the nearest of the keys `[n, p]`, in order, and their positions.
+    """Find `[B, k]` distances from the queries `[B, p]` to the nearest of the keys `[n, p]`, in order, and their
+    positions.
 
     Among keys as near as each other the first comes first, on every device: the position takes the place of the lowest
     bits of the squared distance, a float64, which is then sorted as an integer. That leaves differences of 2^-28 to
@@ -84,7 +86,7 @@ def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None)
 def nearest_by(
     index: str, keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same among the keys that an index finds; fewer where it finds fewer: the others are infinitely far."""
+    """Find the same among the keys that an index finds; fewer where it finds fewer: the others are infinitely far."""
     everybody = torch.ones(len(keys), dtype=torch.bool, device=keys.device) if stored is None else stored
     places = candidates(index, keys, queries, everybody, min(k + MORE, len(keys)))
     near, asked = keys[places.clamp(min=0)].double(), queries.double()
@@ -95,7 +97,7 @@ def nearest_by(
 
 
 def _first(squares: Tensor, own: Tensor, position: Tensor, k: int) -> Tensor:
-    """`[B, k]` the smallest squared distances, each with a position in the place of its lowest bits."""
+    """Pack `[B, k]` the smallest squared distances, each with a position in the place of its lowest bits."""
     packed = bits_as(torch.int64, torch.maximum(squares, SAME * own)) & ~POSITION
     return packed.bitwise_or_(position).topk(k, largest=False).values
 
@@ -108,9 +110,10 @@ def _unpacked(packed: Tensor, queries: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 @dataclass(frozen=True)
 class KNN(Spelt):
-    """How neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction` of
-    its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the smallest
-    of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes `interpolation`."""
+    """Say how neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction`
+    of its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the
+    smallest of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes
+    `interpolation`."""
 
     section: ClassVar[str] = "knn"
 
@@ -126,11 +129,12 @@ class KNN(Spelt):
         check_index(f"{self.section}.index", self.index)
 
     def held_back(self, samples: int) -> int:
-        """How many of a client's samples lambda is tuned on: at least one is held back and one left, of two or more."""
+        """Count the samples of a client that lambda is tuned on: at least one is held back and one left, of two or
+        more."""
         return min(max(1, round(self.fraction * samples)), samples - 1) if self.fraction and samples > 1 else 0
 
     def weights(self, distances: Tensor, size: int) -> Tensor:
-        """`[B, k]` of neighbours with keys of `size` numbers, nearest first; they sum to 1, or to 0 where there are
+        """Weigh `[B, k]` neighbours with keys of `size` numbers, nearest first; they sum to 1, or to 0 where there are
         none. Relative to the nearest, so that nothing underflows."""
         apart = distances.square() / size if self.kernel == "gaussian" else distances
         further = torch.zeros_like(apart) if self.kernel == "uniform" else (apart - apart[:, :1]) / self.scale
@@ -138,8 +142,8 @@ class KNN(Spelt):
         return weights / weights.sum(1, keepdim=True).clamp(min=1)
 
     def vote(self, weights: Tensor, values: Tensor, outputs: int) -> Tensor:
-        """`[B, outputs]` by neighbours `[B, k]` that know these values: probabilities of classes, or `[B, k, ...]` real
-        values and their mean."""
+        """Vote `[B, outputs]` by neighbours `[B, k]` that know these values: probabilities of classes, or `[B, k, ...]`
+        real values and their mean."""
         if values.is_floating_point():
             return (weights[..., None] * values.reshape(*weights.shape, outputs)).sum(1)
         votes = weights.new_zeros(len(weights), outputs)
@@ -150,13 +154,13 @@ class KNN(Spelt):
     def local(
         self, keys: Tensor, values: Tensor, queries: Tensor, outputs: int, stored: Tensor | None = None
     ) -> Tensor:
-        """`[B, outputs]` what the stored samples alone say of the queries."""
+        """Ask `[B, outputs]` what the stored samples alone say of the queries."""
         find = nearest if self.index == EXACT else partial(nearest_by, self.index)
         distances, positions = find(keys, queries, self.k, stored)
         return self.vote(self.weights(distances, keys.shape[1]), values[positions], outputs)
 
     def tuned(self, local: Tensor, served: Tensor, values: Tensor, real: Tensor) -> Tensor:
-        """The best lambda for samples with these values, of which the neighbours say `local` and the global model
+        """Find the best lambda for samples with these values, of which the neighbours say `local` and the global model
         `served` `[m, outputs]`; those that are not `real` `[m]` do not count."""
         if self.tune == "loglik":
             if values.is_floating_point():
@@ -170,7 +174,7 @@ class KNN(Spelt):
 
 
 def flat(values: Tensor) -> Tensor:
-    """`[B, numbers of a sample]`."""
+    """Flatten to `[B, numbers of a sample]`."""
     return values.unsqueeze(-1).flatten(1)
 
 
@@ -186,21 +190,21 @@ def check_votes(values: Tensor, outputs: Tensor) -> None:
 
 
 def mixed(local: Tensor, served: Tensor, interpolation: float | Tensor) -> Tensor:
-    """lambda local + (1 - lambda) served."""
+    """Mix `lambda local + (1 - lambda) served`."""
     return interpolation * local + (1 - interpolation) * served
 
 
 def score(predicted: Tensor, values: Tensor) -> Tensor:
-    """`[B]` 1 for the right class and 0 for a wrong one; of a regression minus the squared error."""
+    """Score `[B]` 1 for the right class and 0 for a wrong one; of a regression minus the squared error."""
     if values.is_floating_point():
         return -(predicted - values.view_as(predicted)).square().mean(1)
     return (predicted.argmax(1) == values).to(predicted.dtype)
 
 
 def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
-    """The lambda that maximises sum log(lambda a + (1 - lambda) b), a and b being the two probabilities `[m]` of what
-    was true: concave, so the zero of its slope, or an end. It is 0 just if mean(a / b) <= 1, and 1 just if mean(b / a)
-    <= 1 (and not both)."""
+    """Find the lambda that maximises sum log(lambda a + (1 - lambda) b), a and b being the two probabilities `[m]` of
+    what was true: concave, so the zero of its slope, or an end. It is 0 just if mean(a / b) <= 1, and 1 just if mean(b
+    / a) <= 1 (and not both)."""
     a, b = (part.double().clamp(min=SMALLEST) for part in (local, served))
 
     def slope(at: Tensor) -> Tensor:
@@ -216,7 +220,7 @@ def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
 
 
 def check_index(option: str, index: str) -> None:
-    """Raise unless it is the exact one, or one of FAISS, which must be installed."""
+    """Raise unless an index is the exact one, or one of FAISS, which must be installed."""
     if index == EXACT:
         return
     if index.partition(":")[0] != "faiss":
@@ -225,7 +229,7 @@ def check_index(option: str, index: str) -> None:
 
 
 def index_of(option: str, index: str, keys: Tensor) -> Any:
-    """The index of FAISS over keys `[n, p]`."""
+    """Make the index of FAISS over keys `[n, p]`."""
     rows = keys.cpu().float().contiguous().numpy()
     made = _faiss(option).index_factory(rows.shape[1], index.partition(":")[2] or "Flat")
     made.train(rows)
@@ -234,8 +238,8 @@ def index_of(option: str, index: str, keys: Tensor) -> Any:
 
 
 def candidates(index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int) -> Tensor:
-    """`[B, count]` positions of keys near the queries, in rising order, -1 where none was found; under `vmap` there is
-    an index for each client. Only keys that are `stored` `[n]` are searched."""
+    """Find `[B, count]` positions of keys near the queries, in rising order, -1 where none was found; under `vmap`
+    there is an index for each client. Only keys that are `stored` `[n]` are searched."""
     found: Tensor = _Candidates.apply(index, keys, queries, stored, count)  # type: ignore[no-untyped-call]
     return found
 

@@ -14,8 +14,8 @@ from turnout.task.task import Task
 
 @dataclass(frozen=True)
 class KeptModelSGD(LocalSGD):
-    """Local SGD from the client's own model (from the first model received, the first time). It serves that model, and
-    the server is told where it is."""
+    """Train the client's own model (from the first model received, the first time). The client serves that
+    model, and the server is told where it is."""
 
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {"model": (task.size,), "started": ()}
@@ -37,7 +37,7 @@ class KeptModelSGD(LocalSGD):
 
 @dataclass(frozen=True)
 class OwnModelSGD(KeptModelSGD):
-    """The same for a client that shares nothing."""
+    """Train likewise, and share nothing."""
 
     def download_numbers(self, task: Task) -> int:
         return 0  # the first model follows from a seed
@@ -76,7 +76,7 @@ class PulledSGD(KeptModelSGD):
 
 @dataclass(frozen=True)
 class DittoSGD(PulledSGD):
-    """The same beside FedAvg's steps, on the same mini-batches; the server is told where the latter lead."""
+    """Train likewise beside FedAvg's steps, on the same mini-batches; the server is told where the latter lead."""
 
     @property
     def gradients(self) -> int:
@@ -123,7 +123,7 @@ class RelatedSGD(PulledSGD):
 
 @dataclass(frozen=True)
 class LooplessSGD(KeptModelSGD):
-    """Local SGD from `average + keep (own - average)`, where the average is what was received.
+    """Train from `average + keep (own - average)`, where the average is what was received.
 
     Hanzely and Richtárik, "Federated learning of a mixture of global and local models", 2020, algorithms 1 and 2.
     """
@@ -139,7 +139,7 @@ class LooplessSGD(KeptModelSGD):
 
 @dataclass(frozen=True)
 class MoreauSGD(KeptModelSGD):
-    """On every mini-batch `inner_steps` of `theta <- theta - lr (grad(theta) + mu (theta - w))`, which tend to
+    """Take on every mini-batch `inner_steps` of `theta <- theta - lr (grad(theta) + mu (theta - w))`, which tend to
 
         theta(w) = argmin L_i(theta) + mu/2 |theta - w|^2,
 
@@ -175,7 +175,7 @@ class MoreauSGD(KeptModelSGD):
 
 @dataclass(frozen=True)
 class InterpolatedSGD(KeptModelSGD):
-    """On every mini-batch, with g the gradient at `alpha v + (1 - alpha) w`:
+    """Step on every mini-batch, with g the gradient at `alpha v + (1 - alpha) w`:
 
         w <- w - lr grad(w),    v <- v - lr alpha g,    alpha <- alpha - lr <v - w, g>  cut to [0, 1], where `adaptive`
 

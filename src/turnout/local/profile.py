@@ -30,7 +30,7 @@ Moments = tuple[Any, Any, Any]  # count, mean and sum of squared deviations, of 
 
 
 def merge(one: Moments, other: Moments) -> Moments:
-    """Of both sets of samples together (Chan, Golub, LeVeque 1979): no difference of large sums."""
+    """Merge moments of two sets of samples (Chan, Golub, LeVeque 1979): no difference of large sums."""
     count = one[0] + other[0]
     apart = other[1] - one[1]
     share = other[0] / count
@@ -45,7 +45,7 @@ def profile_of(task: Task, params: Tensor, inputs: Tensor, layer: str, batch: in
 
 
 def client_profile(task: Task, received: Tensor, data: ClientData, layer: str) -> Tensor:
-    """`[2, q]` the profile of one client's samples."""
+    """Compute `[2, q]` the profile of one client's samples."""
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, _, weights in data.chunks():
@@ -55,7 +55,7 @@ def client_profile(task: Task, received: Tensor, data: ClientData, layer: str) -
 
 
 def profile_shape(task: Task, layer: str) -> tuple[int, int]:
-    """(2, q), for a model that has seen a sample."""
+    """Tell (2, q), for a model that has seen a sample."""
     module = task.layer(layer)
     if layer not in task.layer_shapes:
         raise no_features(layer)
@@ -66,7 +66,7 @@ def profile_shape(task: Task, layer: str) -> tuple[int, int]:
 
 
 def elements(task: Task, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
-    """`[B, q]` what is profiled of each sample."""
+    """Compute `[B, q]` what is profiled of each sample."""
     module, outputs = task.layer(layer), task.features(params, inputs, layer)
     if isinstance(module, RECURRENT):
         return outputs.sum(1, keepdim=True)
@@ -80,7 +80,7 @@ def _has_channels(module: torch.nn.Module, ndim: int) -> bool:
 
 
 def _moments(parts: Iterable[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
-    """`[q]` mean and variance in float64 of rows `[B, q]`; those of weight 0 do not count."""
+    """Compute `[q]` mean and variance in float64 of rows `[B, q]`; those of weight 0 do not count."""
     found: Moments | None = None
     for rows, weights in parts:
         rows = rows.double()

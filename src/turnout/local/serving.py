@@ -26,7 +26,7 @@ class Serve(Spelt):
 
 @dataclass(frozen=True)
 class GlobalModel(Serve):
-    """Every client serves the global model."""
+    """Serve the global model at every client."""
 
     def adaptation(self, local: LocalSGD) -> LocalSGD | None:
         return None
@@ -34,7 +34,7 @@ class GlobalModel(Serve):
 
 @dataclass(frozen=True)
 class FineTuned(Serve):
-    """Every client, also one that never trained, trains the global model on its own samples (Jiang et al., 2019)."""
+    """Train the global model on a client's own samples, also at one that never trained (Jiang et al., 2019)."""
 
     epochs: Count = 1  # passes over the client's samples
 
@@ -44,7 +44,7 @@ class FineTuned(Serve):
 
 @dataclass(frozen=True)
 class Neighbours(Serve, KNN):
-    """Every client lets the nearest of its own samples vote beside the global model (kNN-Per: Marfoq et al., ICML
+    """Let the nearest of a client's own samples vote beside the global model (kNN-Per: Marfoq et al., ICML
     2022)."""
 
     layer: str | None = None  # whose output represents a sample; none: what the last fully connected layer is given

@@ -63,12 +63,12 @@ class ClientData:
     scores: Tensor | None = None  # [n_max, ...] where the work gives every sample one; 0 for padding
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs, targets and weights of all samples, some at a time."""
+        """Yield inputs, targets and weights of all samples, some at a time."""
         for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
             yield self.inputs[index], self.targets[index], weights
 
     def scan(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
+        """Map `function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
 
         Rows of padding are zero, so that a sum over rows is a sum over the client's samples.
         """
@@ -79,18 +79,18 @@ class ClientData:
         return torch.cat(rows)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the client's samples of what a scan returned."""
+        """Average over the client's samples what a scan returned."""
         return values.sum(0) / self.count
 
 
 def _used(number: float | Tensor) -> bool:
-    """Whether an option matters: a client's own number (a tensor) always may."""
+    """Say whether an option matters: a client's own number (a tensor) always may."""
     return isinstance(number, Tensor) or number != 0
 
 
 @dataclass(frozen=True)
 class LocalSGD(Exchange):
-    """`theta <- theta - lr * grad`, over mini-batches, from the model received.
+    """Train by `theta <- theta - lr * grad`, over mini-batches, from the model received.
 
     How much: `epochs` passes, or exactly `steps` steps. Which samples: `batching` is
 
@@ -128,8 +128,8 @@ class LocalSGD(Exchange):
 
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:
-        """This kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or this
-        kind is made of that one and replaces none of the numbers that one adds."""
+        """Make this kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or
+        this kind is made of that one and replaces none of the numbers that one adds."""
         added = {part.name for part in fields(base)} - {part.name for part in fields(LocalSGD)}
         if not issubclass(cls, type(base)) or added & more.keys():
             raise base.lost_to(cls.__name__)
@@ -137,20 +137,20 @@ class LocalSGD(Exchange):
 
     @classmethod
     def like(cls, training: LocalSGD, **more: Any) -> Self:
-        """This kind of work, which does not train, for clients that train like that."""
+        """Make this kind of work, which does not train, for clients that train like that."""
         settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
         return cls(**settings | {"modifiers": ()} | more)
 
     def lost_to(self, other: str) -> UserError:
-        """What is said where another work would take the place of this one."""
+        """Say that another work would take the place of this one."""
         return UserError(
             f"local: the {type(self).__name__} given would be replaced by {other}, and what it adds to LocalSGD lost; "
             "give a plain LocalSGD, or take an algorithm that leaves the local work as it is, such as fedavg"
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number `mu`
-        of its first modifier is called `modifiers.0.mu`."""
+        """Make the same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number
+        `mu` of its first modifier is called `modifiers.0.mu`."""
         if not options:
             return self
         bound = copy.copy(self)
@@ -165,7 +165,7 @@ class LocalSGD(Exchange):
         return bound
 
     def modified(self, *more: Modifier) -> Self:
-        """The same work with these modifiers after its own."""
+        """Make the same work with these modifiers after its own."""
         work = self.bind({"modifiers": (*self.modifiers, *more)})
         transforms.check_all(work)
         return work
@@ -178,28 +178,28 @@ class LocalSGD(Exchange):
 
     @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:
-        """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""
+        """Name the work and its modifiers, by what stands before the names of their numbers in `bind`."""
         return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
 
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
-        """What the learning rate is multiplied by in jobs that begin from that version."""
+        """Compute what the learning rate is multiplied by in jobs that begin from that version."""
         t = np.asarray(version, np.float64)
         factor: NDArray[np.float64] = self.lr_decay**t / (t + 1) ** self.lr_power
         return factor
 
     def at(self, version: int) -> Self:
-        """The same work with the learning rate of jobs that begin from that version."""
+        """Make the same work with the learning rate of jobs that begin from that version."""
         if not self.scheduled:
             return self
         return self.bind({"lr": self.lr * float(self.lr_factor(version)), "lr_decay": 1.0, "lr_power": 0.0})
 
     @property
     def scheduled(self) -> bool:
-        """Whether the learning rate changes from version to version."""
+        """Say whether the learning rate changes from version to version."""
         return self.lr_decay != 1 or self.lr_power != 0
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
-        """Steps of a job on `counts` samples."""
+        """Count the steps of a job on `counts` samples."""
         counts = np.asarray(counts, np.int64)
         if self.steps is not None:
             return np.broadcast_to(np.asarray(self.steps, np.int64), counts.shape)
@@ -207,13 +207,13 @@ class LocalSGD(Exchange):
         return steps
 
     def steps_a_pass(self, counts: ArrayLike) -> NDArray[np.int64]:
-        """Steps in which each of `counts` samples is seen once."""
+        """Count the steps in which each of `counts` samples is seen once."""
         counts = np.asarray(counts, np.int64)
         return np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
 
     def busy(self, counts: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
-        """Steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as long
-        as one of the training."""
+        """Count steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as
+        long as one of the training."""
         steps = self.num_steps(counts)
         gradients = self.gradients * math.prod(modifier.gradients for modifier in self.modifiers)
         if not self.passes and gradients == 1:
@@ -222,8 +222,8 @@ class LocalSGD(Exchange):
         return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
-        """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for plain SGD,
-        (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
+        """Compute |a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for
+        plain SGD, (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
         steps = np.asarray(steps, np.float64)
         pull = np.broadcast_to(np.asarray(self.lr, np.float64) * self.pull, steps.shape)
         if self.momentum:
@@ -238,21 +238,21 @@ class LocalSGD(Exchange):
 
     @property
     def gradients(self) -> int:
-        """How many gradients a step takes by `self.gradient`."""
+        """Count the gradients that a step takes by `self.gradient`."""
         return 1
 
     @property
     def passes(self) -> int:
-        """How many passes over the samples it takes besides the steps."""
+        """Count the passes over the samples besides the steps."""
         return reports.passes(self.report) + sum(modifier.passes for modifier in self.modifiers)
 
     @property
     def pull(self) -> float:
-        """How strongly each step is pulled towards a fixed point, besides the gradient."""
+        """Tell how strongly each step is pulled towards a fixed point, besides the gradient."""
         return self.weight_decay + sum(modifier.pull for modifier in self.modifiers)
 
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
+        """Score `[c, ...]` each of these samples by the model received: where a work overrides this, `start` finds the
         scores of all samples in `data.scores`, which the engine knows to compute faster than a scan."""
         raise NotImplementedError
 
@@ -263,23 +263,23 @@ class LocalSGD(Exchange):
         return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
 
     def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
-        """What the samples at these positions of mini-batches `[..., B]` count, which have these weights."""
+        """Weigh samples at these positions of mini-batches `[..., B]`, which have these weights."""
         return weights
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean loss of the batch."""
+        """Compute the weighted mean loss of the batch."""
         losses = task.losses(params, batch.inputs, batch.targets, batch.key)
         return (losses * batch.weights).sum()
 
     def gradient(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> Tensor:
-        """The usual thing to override."""
+        """Differentiate the objective, `[P]`: the usual thing to override."""
         return task.gradient(lambda p: self.objective(task, p, batch), params)
 
     def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
         return self.descend(params, self.gradient(task, params, carry, batch), carry)
 
     def descend(self, params: Tensor, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of torch.optim.SGD: clip, decay, momentum, move."""
+        """Take one step of torch.optim.SGD: clip, decay, momentum, move."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
         if _used(self.weight_decay):
@@ -299,18 +299,18 @@ class LocalSGD(Exchange):
     def answer(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
-        """What `finish` says, and the reports."""
+        """Give what `finish` says, and the reports."""
         payload, state = self.finish(task, received, params, carry, state, data)
         return payload | reports.values(self.report, task, received, data), state
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
-        """What `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
+        """Make what `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
         return state
 
     def prepared_numbers(self, task: Task, samples: int) -> int:
-        """How many numbers `prepare` and `predict` hold for a client of so many samples, beside what it keeps."""
+        """Count the numbers that `prepare` and `predict` hold for a client of so many samples, beside its state."""
         return 0
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """What this client serves: here the global model."""
+        """Compute what this client serves: here the global model."""
         return task.outputs(received, inputs)

@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 class Transform(Modifier):
-    """Pure functions of rows in the place of those for one client."""
+    """Change rows by pure functions, in the place of those for one client."""
 
     keeps_fast_paths: ClassVar[bool] = True
 
@@ -70,17 +70,17 @@ class Transform(Modifier):
                 )
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
-        """`numbers` entries of a row are not known to be zero."""
+        """Transform rows of which `numbers` entries each are not known to be zero."""
         raise NotImplementedError
 
     def encoded(self, before: Encoding, plain: Encoding) -> Encoding:
-        """How the result is written; `plain` is how the update is without any transform."""
+        """Tell how the result is written; `plain` is how the update is without any transform."""
         return before
 
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    """`u <- u min(1, norm / |u|)`."""
+    """Bound the norm: `u <- u min(1, norm / |u|)`."""
 
     section: ClassVar[str] = "local.clip"
 
@@ -92,8 +92,8 @@ class Clip(Transform):
 
 @dataclass(frozen=True)
 class Noise(Transform):
-    """`u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two clients can
-    differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
+    """Add noise: `u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two
+    clients can differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
 
     section: ClassVar[str] = "local.noise"
 
@@ -121,7 +121,7 @@ class Noise(Transform):
 
 @dataclass(frozen=True)
 class TopK(Transform):
-    """The `share` of the entries that are the largest; what is left out is added to the client's next update.
+    """Send the `share` of the entries that are the largest; what is left out is added to the client's next update.
 
     Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi, "Error
     feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
@@ -150,8 +150,8 @@ class TopK(Transform):
 
 @dataclass(frozen=True)
 class Quantise(Transform):
-    """Every entry one of 2^bits - 1 even levels from -max |u| to max |u|, the one below or above by a coin such that
-    its expectation stays.
+    """Round every entry to one of 2^bits - 1 even levels from -max |u| to max |u|, the one below or above by a coin
+    such that its expectation stays.
 
     Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
     """
@@ -190,7 +190,7 @@ _FORMER: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
 
 
 def former(chain: str) -> dict[str, Transform]:
-    """What version 0.1 wrote as `clip:1.0,top_k:0.01`, by name in that order."""
+    """Read what version 0.1 wrote as `clip:1.0,top_k:0.01`, by name in that order."""
     made: dict[str, Transform] = {}
     for part in filter(None, chain.split(",")):
         name, *arguments = part.strip().split(":")
@@ -204,7 +204,7 @@ def former(chain: str) -> dict[str, Transform]:
 
 
 def former_chain(transforms: Transforms) -> str:
-    """The same as version 0.1 wrote it."""
+    """Write transforms as version 0.1 did."""
     names = {kind: name for name, (kind, _) in _FORMER.items()}
     parts = []
     for transform in transforms:
@@ -214,7 +214,7 @@ def former_chain(transforms: Transforms) -> str:
 
 
 def numbers(chain: Transforms, plain: int, number_bytes: int) -> float:
-    """What `plain` numbers of so many bytes each take once transformed, in such numbers."""
+    """Count what `plain` numbers of so many bytes each take once transformed, in such numbers."""
     before = now = Encoding(plain, 8 * number_bytes)
     for transform in chain:
         now = transform.encoded(now, before)
@@ -224,7 +224,7 @@ def numbers(chain: Transforms, plain: int, number_bytes: int) -> float:
 def apply(
     chain: Transforms, deltas: Tensor, keys: Tensor, residual: Tensor | None, sent: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Updates `[k, P]`, of which `sent` entries each are not known to be zero: as they leave, and the new residuals."""
+    """Transform updates `[k, P]`, of which `sent` entries each are not known to be zero, and give the new residuals."""
     parts = []
     for start in range(0, len(deltas), together := max(1, _TOGETHER // deltas.shape[1])):
         some = slice(start, start + together)
@@ -237,7 +237,7 @@ def apply(
 
 
 def noise_of(chain: Transforms) -> tuple[Clip, Noise] | None:
-    """The local noise, and the clip that stands before it."""
+    """Find the local noise, and the clip that stands before it."""
     return next(((a, b) for a, b in pairwise(chain) if isinstance(a, Clip) and isinstance(b, Noise)), None)
 
 
@@ -252,7 +252,7 @@ def check_all(work: LocalSGD) -> None:
 
 
 def gone(chain: str) -> UserError:
-    """What is said to whoever writes transforms as in version 0.1."""
+    """Say how transforms are written since version 0.1."""
     made = former(str(chain))
     values = {f"{name}.{option}": value for name, each in made.items() for option, value in vars(each).items()}
     options = "".join(f" local.{name}={value}" for name, value in values.items() if value is not None)
