@@ -51,7 +51,7 @@ class Results(NamedTuple):
 
 
 class Engine:
-    """Carries out jobs on this machine. All jobs of a call are one block, or each its own, where threads train some
+    """Carry out jobs on this machine. All jobs of a call are one block, or each its own, where threads train some
     ahead."""
 
     def __init__(self, cohort: Cohort) -> None:

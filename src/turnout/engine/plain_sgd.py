@@ -37,8 +37,8 @@ CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are con
 
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
-    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
-    `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
+    """Say whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it
+    is `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
     if work.active:
         return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
@@ -112,7 +112,7 @@ class State:
 
 
 class PlainSGD:
-    """Carries plain local SGD out for a task, on pools of samples."""
+    """Carry plain local SGD out for a task, on pools of samples."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
         self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain

@@ -67,7 +67,7 @@ class Plan(Spelt):
         return self.with_threads()
 
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
-        """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
+        """Count the clients that one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
         vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))

@@ -86,7 +86,7 @@ class Brought(NamedTuple):
 
 
 class Worker:
-    """Holds the samples, and the vectors of blocks that it has trained."""
+    """Hold the samples, and the vectors of blocks that it has trained."""
 
     def __init__(self, task: Task, inputs: NDArray[Any], targets: NDArray[Any], plan: Plan) -> None:
         self.cohort = Cohort(task, _tensor(inputs), _tensor(targets), plan)

@@ -44,18 +44,21 @@ def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Tria
     """Take the plan's form of convolution; where it says `auto`, choose one."""
     if plan.convolution != "auto":
         return Trial(plan.convolution, {})
-    if plan.device == "cpu" or plan.kernels == "general" or not _has_choice(task):
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
+    if plan.device == "cpu" or plan.kernels == "general" or not convolves or Chain.of(task, "patches") is None:
         return Trial("client_by_client", {})
     device = torch.cuda.get_device_name(plan.device)
     about = f"{task.module} {tuple(inputs.shape[1:])} {plan.precision} {device} torch {torch.__version__}"
-    file = _cache() / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
+    file = cache / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["convolution"] in FORMS:
             return Trial(str(known["convolution"]), dict(known.get("seconds", {})))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in _candidates()}
+    forms = [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
+    seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in forms}
     fastest = min(seconds, key=seconds.__getitem__)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,20 +66,6 @@ def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Tria
     except OSError:
         pass  # a machine without a place for it tries again next time
     return Trial(fastest, seconds)
-
-
-def _has_choice(task: Task) -> bool:
-    return (
-        any(isinstance(layer, nn.Conv2d) for layer in task.module.modules()) and Chain.of(task, "patches") is not None
-    )
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
-
-
-def _candidates() -> list[str]:
-    return [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
 
 
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
