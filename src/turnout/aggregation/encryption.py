@@ -32,7 +32,7 @@ class PlainCipher:
 
     var_floor: float = matching.VAR_FLOOR
 
-    def encrypt(self, profile: FloatArray) -> FloatArray:
+    def encrypt(self, profile: FloatArray) -> Any:
         return profile
 
     def divergence(self, encrypted: FloatArray, reference: FloatArray) -> FloatArray:
@@ -47,7 +47,7 @@ class AdditiveCipher:
     public_key: Any
     var_floor: float = matching.VAR_FLOOR
 
-    def encrypt(self, profile: FloatArray) -> list[list[Any]]:
+    def encrypt(self, profile: FloatArray) -> Any:
         """Encrypt, at a client, its profile `[2, q]` as the server gets it."""
         rows = np.clip(linear_form(profile, self.var_floor), -LARGEST, LARGEST).tolist()
         return [[self.public_key.encrypt(value, precision=PRECISION) for value in row] for row in rows]
@@ -79,7 +79,7 @@ class KeyHolder:
         be encrypted."""
         if not np.isfinite(profile).all() or (profile[1] < 0).any():
             return np.inf
-        encrypted: Any = self.cipher.encrypt(profile)
+        encrypted = self.cipher.encrypt(profile)
         return self.decrypt(self.cipher.divergence(encrypted, reference))
 
     def divergences(self, profiles: FloatArray, reference: FloatArray) -> FloatArray:
