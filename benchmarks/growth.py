@@ -38,7 +38,8 @@ from turnout import (
     Uniform,
 )
 from turnout.core.random import integers, key
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.batches import Jobs
+from turnout.engine.train import Cohort
 from turnout.record.history import History
 from turnout.server.observer import Round
 from turnout.task.models import linear, mlp

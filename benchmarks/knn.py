@@ -23,10 +23,10 @@ from turnout import LocalSGD, Plan, Ragged, Task
 from turnout.algorithms.knn_per import KNNPer
 from turnout.core.random import key
 from turnout.core.threads import threads
+from turnout.engine.batches import Jobs
 from turnout.engine.evaluate import Evaluator, Personal
-from turnout.engine.passes import prepare
 from turnout.engine.store import ClientStore
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 
 INPUTS, CLASSES = 32, 10
 
@@ -54,7 +54,7 @@ def measure(clients: int, stored: int, tested: int, width: int, k: int, repeats:
     jobs = Jobs(work, key(0, "benchmark", np.arange(clients)), model[None], np.zeros(clients, np.int64), own, {}, {})
     store = ClientStore(clients, plan.device, plan.dtype, 64)
     with threads(plan.threads):
-        memories, _ = seconds(lambda: prepare(cohort, jobs, {}), repeats)
+        memories, _ = seconds(lambda: cohort.prepare(jobs, {}), repeats)
         total, processor = seconds(lambda: evaluator.personal_models(Personal(work, own.rows), model, store), repeats)
         alone, _ = seconds(lambda: evaluator.global_model(model), repeats)
     parts = {"memories": memories, "queries": total - memories, "total": total}

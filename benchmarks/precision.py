@@ -17,7 +17,8 @@ from torch import Tensor
 
 from turnout import LocalSGD, Plan, Ragged, Task
 from turnout.core.random import key
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.batches import Jobs
+from turnout.engine.train import Cohort
 from workloads import WORKLOADS, Workload
 
 CLIENTS = 10

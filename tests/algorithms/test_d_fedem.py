@@ -13,7 +13,7 @@ from support import mlp, population
 from turnout import Evaluation, Full, LocalSGD, Plan, Task
 from turnout.algorithms.d_fedem import DFedEM
 from turnout.algorithms.fedem import FedEM
-from turnout.local.mixture_task import MixtureTask
+from turnout.local.mixture import MixtureTask
 from turnout.peers.network import Overlay
 from turnout_studies.theory.surrogate import MixtureProblem, peers_round
 

@@ -13,7 +13,7 @@ from support import local, population
 from turnout import MD, FedAvg, Full, Task, UserError, devices
 from turnout.algorithms import Local
 from turnout.algorithms.ditto import Ditto
-from turnout.local.pulled import DittoSGD
+from turnout.local.own import DittoSGD
 
 
 def task() -> Task:

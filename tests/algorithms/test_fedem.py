@@ -29,7 +29,7 @@ from turnout import (
 )
 from turnout.algorithms.fedem import FedEM
 from turnout.config import config
-from turnout.local.mixture_task import MixtureTask
+from turnout.local.mixture import MixtureTask
 from turnout.samplers import Fill, Renormalised
 from turnout.server.observer import Event
 from turnout.server.server import Server

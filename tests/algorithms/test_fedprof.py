@@ -188,7 +188,7 @@ def expected_divergences(server: Simulation, watch: Watch, method: FedProf, laye
     for client, version in enumerate(method.versions.tolist()):
         rows = server.population.train.row(client)
         sets = (server.cohort.inputs[rows], torch.as_tensor(REFERENCE))
-        one, other = (profile_of(server.task, watch.models[version], inputs, layer).array for inputs in sets)
+        one, other = (profile_of(server.task, watch.models[version], inputs, layer) for inputs in sets)
         found.append(float(divergence(one, other)))
     return np.array(found)
 
@@ -242,11 +242,11 @@ def test_worse_data_are_farther_away(kind: str, strengths: tuple[float, ...]) ->
     """O9: strictly, in the first dense layer of a trained network."""
     task, model, own, client = trained()
     samples = client, torch.zeros(len(client)).long()
-    reference = profile_of(task, model, own, "1").array
+    reference = profile_of(task, model, own, "1")
     found = []
     for strength in strengths:
         inputs, _ = KINDS[kind][0](samples, Pool(*samples), strength, key(1, "quality"))
-        found.append(float(divergence(profile_of(task, model, inputs, "1").array, reference)))
+        found.append(float(divergence(profile_of(task, model, inputs, "1"), reference)))
     assert (np.diff(found) > 0).all(), found
 
 

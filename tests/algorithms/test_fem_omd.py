@@ -17,7 +17,7 @@ from turnout.algorithms.fem_omd import FEMOMD
 from turnout.clients import arriving, memories
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
-from turnout.local.mixture_task import MixtureTask, responsibilities
+from turnout.local.mixture import MixtureTask, responsibilities
 from turnout.theory.mirror import floored, mirror_step
 
 WORK = LocalSGD(0.2, steps=1, batching="full")

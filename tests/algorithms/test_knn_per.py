@@ -19,12 +19,10 @@ from turnout.algorithms.knn_per import KNNPer
 from turnout.config import options
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal, permutation
-from turnout.engine import passes
 from turnout.engine.evaluate import Evaluator, Personal
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
-from turnout.local.coreset import KEEP, prototypes
-from turnout.local.datastore import room
+from turnout.local.datastore import KEEP, prototypes, room
 from turnout.local.neighbours import KNN, SMALLEST
 from turnout.local.sgd import Named
 from turnout.sampling.fill import Fill
@@ -113,7 +111,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     server = trained(algorithm)
     table = server.clients()
     for client in np.flatnonzero(server.population.test.counts).tolist():  # type: ignore[union-attr]
-        probabilities = plain(server, client, algorithm.memory().knn, layer, algorithm.capacity, algorithm.keep)
+        probabilities = plain(server, client, algorithm.memory(), layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
         assert table["test_loss"][client] == pytest.approx(float(losses.mean()), rel=1e-6)
@@ -310,13 +308,13 @@ def test_little_memory_changes_nothing_and_is_kept_to(monkeypatch: pytest.Monkey
         for mib in (2048, 1)
     ]
     asked = []
-    large, prepare = servers[0].evaluate(), passes.prepare
+    large, prepare = servers[0].evaluate(), Cohort.prepare
 
     def watched(cohort: Any, jobs: Any, state: Any) -> Any:
         asked.append(len(jobs.keys))
         return prepare(cohort, jobs, state)
 
-    monkeypatch.setattr("turnout.engine.evaluate.prepare", watched)
+    monkeypatch.setattr(Cohort, "prepare", watched)
     small = servers[1].evaluate()
     assert small == pytest.approx(large, rel=1e-9)
     assert max(asked) < 30

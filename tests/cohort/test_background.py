@@ -33,10 +33,11 @@ from turnout import (
 from turnout.core import random
 from turnout.core.threads import threads
 from turnout.engine.background import Background, Compute, Late, Part
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Block
 from turnout.engine.engine import Engine
 from turnout.engine.plain_sgd import PlainSGD
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.server.observer import Round
 
 PATIENCE = 30  # seconds until a thread that waits in vain gives up
@@ -365,10 +366,10 @@ def test_all_threads_are_free_before_the_server_takes_them() -> None:
 @pytest.mark.parametrize(("at_once", "width"), [(8, 1), (16, 2), (31, 3), (1000, 4)])
 def test_no_more_threads_than_there_is_memory_for_their_clients(at_once: int, width: int) -> None:
     whole, jobs = cohort(Plan(threads=4), (9,) * 20)
-    assigned = whole._assignment(jobs, whole._size(jobs)._replace(limit=at_once))
+    size = whole._size(jobs)[0]._replace(limit=at_once)
     with threads(1):
         moved = whole.task.initial.new_empty(20, whole.task.size)
-        late = whole._plain.begin_training(assigned, moved)
+        late = whole._plain.begin_training(jobs, size, moved)
         late.wait()
     assert whole._plain.background._width == width
     assert torch.equal(moved, whole.train(jobs).payload["delta"])

@@ -17,7 +17,8 @@ from oracle import plain
 from support import SIZES, images, population
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.core.random import key, uniform
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.batches import Jobs
+from turnout.engine.train import Cohort
 from turnout.local.modifiers import Proximal
 from turnout.task.task import LOSSES
 

@@ -21,10 +21,11 @@ from turnout.config import config
 from turnout.core.ragged import Ragged
 from turnout.core.random import key
 from turnout.engine import remote
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Block, in_order
 from turnout.engine.paths import reason_apart
 from turnout.engine.remote import RemoteEngine, cut
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.server.simulation import Simulation
 
 LIARS = behaviour.SignFlip(clients=[1, 2, 4, 6])

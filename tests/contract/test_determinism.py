@@ -12,14 +12,14 @@ import turnout
 from support import ALGORITHMS, algorithm, conv, experiment, local, mlp, population, same, simulation
 from turnout import Plan
 from turnout.core.random import key
-from turnout.engine.batches import BatchPlan, Extent
-from turnout.engine.batches import plan as plan_on_device
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.batches import Drawn, Extent, Jobs, draw
+from turnout.engine.train import Cohort
 from turnout.task.task import Task
 
 
-def plan_batches(work: turnout.LocalSGD, keys: torch.Tensor, counts: np.ndarray, steps: np.ndarray) -> BatchPlan:
-    return plan_on_device(work, keys, torch.tensor(counts), torch.tensor(steps), Extent.of(work, counts, steps))
+def plan_batches(work: turnout.LocalSGD, keys: torch.Tensor, counts: np.ndarray, steps: np.ndarray) -> Drawn:
+    jobs = torch.stack([keys, torch.tensor(counts), torch.tensor(steps)], 1)
+    return draw(work, jobs, Extent.of(work, counts, steps))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

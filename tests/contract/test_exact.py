@@ -5,6 +5,7 @@ Ragged data, unequal steps, partial batches, different starting versions in one 
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from support import SIZES, conv, images, mlp, population
 from turnout.clients.population import Population
 from turnout.core.ragged import Ragged
 from turnout.core.random import key
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.modifiers import ControlVariates, Proximal
 from turnout.local.sgd import LocalSGD
 from turnout.task.models import char_lstm
@@ -161,7 +163,7 @@ def test_chunks_change_nothing_but_the_last_bits() -> None:
     plan = Plan(engine="vectorised", precision="float64", threads=1)
     whole = Cohort(task, people.inputs, people.targets, plan)
     small = Cohort(task, people.inputs, people.targets, plan)
-    small.plan = _WithLimit(**{name: getattr(plan, name) for name in plan.__dataclass_fields__})
+    small.plan = _WithLimit(**{part.name: getattr(plan, part.name) for part in fields(plan)})
     one, many = whole.train(jobs).payload["delta"], small.train(jobs).payload["delta"]
     torch.testing.assert_close(many, one, rtol=1e-12, atol=1e-14)
 

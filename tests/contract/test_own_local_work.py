@@ -16,8 +16,7 @@ from turnout import FedAvg, Full, LocalSGD, Plan, Task
 from turnout.config import registry
 from turnout.core.errors import UserError
 from turnout.local.head import HeadSGD
-from turnout.local.own import KeptModelSGD
-from turnout.local.pulled import PulledSGD
+from turnout.local.own import KeptModelSGD, PulledSGD
 from turnout.local.sgd import Batch
 
 NAMES = registry.names("algorithm")

@@ -95,7 +95,7 @@ def test_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (["local.modifiers=clip"], r"local\.clip\.norm: missing; give it a value"),
         (["local.modifiers=proximal", "local.proximal.mv=1"], r"local\.proximal\.mv: unknown option; allowed: mu"),
         (["local.modifiers=proximal", "local.proximal.mu=much"], r"local\.proximal\.mu: 'much' is not a number"),
-        (["local.modifiers=proximal", "local.proximal.mu=-1"], r"local\.proximal\.mu: -1\.0 must be a number of at"),
+        (["local.modifiers=proximal", "local.proximal.mu=-1"], r"local\.proximal\.mu: -1\.0 must be at least 0"),
         (["local.modifiers=proximal,proximal"], r"local\.modifiers: proximal stands there twice"),
         (["local.clip.norm=1"], r"local\.clip: options of a modifier that .* not name; write local\.modifiers=clip"),
         (["local.modifiers=clip", "local.clip.norm=1", "local.clop.norm=1"], r"local\.clop: options .*; allowed: clip"),

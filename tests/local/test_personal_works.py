@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from oracle import personal, plain
 from support import SIZES, population
 from turnout.core.random import key, normal
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.clusters import ClusterSGD
 from turnout.local.head import HeadSGD
-from turnout.local.interpolated import InterpolatedSGD
-from turnout.local.loopless import LooplessSGD
-from turnout.local.moreau import MoreauSGD
-from turnout.local.pulled import DittoSGD, PulledSGD
-from turnout.local.related import RelatedSGD
+from turnout.local.own import DittoSGD, InterpolatedSGD, LooplessSGD, MoreauSGD, PulledSGD, RelatedSGD
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 

@@ -128,12 +128,12 @@ def test_many_rows_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: TopK(0.0), "top_k.share: 0.0 must be one number above 0"),
-        (lambda: Clip(0.0), "clip.norm: 0.0 must be one number above 0"),
-        (lambda: Clip(np.ones(3)), "clip.norm: .* must be one number above 0"),  # type: ignore[arg-type]
-        (lambda: Quantise(1), "quantise.bits: 1 must be one number from 2 to 16"),
-        (lambda: Quantise(2.5), "quantise.bits: 2.5 must be one number from 2 to 16"),  # type: ignore[arg-type]
-        (lambda: Noise(-1.0), "noise.std: -1.0 must be one number above 0"),
+        (lambda: TopK(0.0), "top_k.share: 0.0 must be above 0"),
+        (lambda: Clip(0.0), "clip.norm: 0.0 must be above 0"),
+        (lambda: Clip(np.ones(3)), "clip.norm: .* must be one number"),  # type: ignore[arg-type]
+        (lambda: Quantise(1), "quantise.bits: 1 must be from 2 to 16"),
+        (lambda: Quantise(2.5), "quantise.bits: 2.5 must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Noise(-1.0), "noise.std: -1.0 must be above 0"),
         (lambda: local(modifiers=[Clip(1.0), Clip(2.0)]), "modifiers: Clip stands there twice"),
         (lambda: local(modifiers=[Noise(1.0)]), "modifiers: noise must stand directly after clip"),
         (lambda: local(modifiers=chained("clip:1,top_k:0.1,noise:1")), "modifiers: noise must stand directly after"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from online.small_worlds import GAUSSIANS, classifiers, drawn, labelled, numbers, ragged, task, weights
 from turnout import UserError
 from turnout.core.random import key
-from turnout.local.mixture_task import MixtureTask
+from turnout.local.mixture import MixtureTask
 from turnout_studies.online.components import Classifiers, Components, Gaussians, aligned
 from turnout_studies.online.em import em_step, federated_em, mixture_log_prob, synchronise, weights_step
 from turnout_studies.online.samples import Samples

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from turnout.core.random import key, normal, permutation, uniform
-from turnout.local.coreset import prototypes, rank_in_class, subset
+from turnout.local.datastore import prototypes, rank_in_class, subset
 
 SAMPLES, MOST = 40, 12
 

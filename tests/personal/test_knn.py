@@ -272,14 +272,14 @@ def test_how_many_are_held_back() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, r"algorithm.k: 0 must be at least 1"),
-        ({"scale": 0.0}, r"algorithm.scale: 0.0 must be above 0"),
+        ({"k": 0}, r"knn.k: 0 must be at least 1"),
+        ({"scale": 0.0}, r"knn.scale: 0.0 must be above 0"),
         ({"kernel": "gauss"}, "did you mean gaussian"),
         ({"tune": "accuracy"}, "allowed: grid, loglik"),
-        ({"fraction": 1.0}, r"algorithm.fraction: 1.0 must be at least 0 and below 1"),
-        ({"interpolation": 1.1}, r"algorithm.interpolation: 1.1 must be between 0 and 1"),
+        ({"fraction": 1.0}, r"knn.fraction: 1.0 must be at least 0 and below 1"),
+        ({"interpolation": 1.1}, r"knn.interpolation: 1.1 must be from 0 to 1"),
     ],
 )
 def test_mistakes(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        KNN(**options).check("algorithm")  # type: ignore[arg-type]
+        KNN(**options)  # type: ignore[arg-type]

@@ -16,9 +16,9 @@ from support import SIZES, conv, images, mlp, population
 from turnout import LocalSGD, Plan, Population, Ragged, Task, UserError
 from turnout.core.random import key, uniform
 from turnout.engine import plain_sgd
-from turnout.engine.train import Cohort, Jobs
-from turnout.local.mixture import MixtureSGD
-from turnout.local.mixture_task import MixtureTask, mixture_loss, responsibilities
+from turnout.engine.batches import Jobs
+from turnout.engine.train import Cohort
+from turnout.local.mixture import MixtureSGD, MixtureTask, mixture_loss, responsibilities
 from turnout.task.dropout import KeyedDropout
 from turnout.task.models import linear
 
@@ -145,7 +145,7 @@ def test_an_unknown_loss_must_be_told_how_to_average() -> None:
         known.outputs(known.initial, inputs),
         torch.stack([known.component.outputs(row, inputs) for row in known.split(known.initial)]).mean(0),
     )
-    with pytest.raises(UserError, match=r"algorithm.outputs: 'both' is not logits or values"):
+    with pytest.raises(UserError, match=r"algorithm.outputs: unknown name 'both'"):
         MixtureTask(Task(mlp), M, "both")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"algorithm.components: 0 must be at least 1"):
         MixtureTask(Task(mlp), 0)

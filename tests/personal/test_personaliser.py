@@ -272,13 +272,12 @@ def test_targets_that_do_not_fit_the_model(targets: Tensor, message: str) -> Non
 
 
 def test_mistakes() -> None:
-    for options, message in (
-        ({"capacity": 2.5}, "capacity: 2.5 must be a share"),
-        ({"batch_size": 0}, "batch_size: 0 must be at least 1"),
-        ({"knn": KNN(k=0)}, r"knn.k: 0 must be at least 1"),
-    ):
-        with pytest.raises(UserError, match=message):
-            KNNPersonaliser(network(), **options)
+    with pytest.raises(UserError, match=r"capacity: 2.5 must be a share"):
+        KNNPersonaliser(network(), capacity=2.5)
+    with pytest.raises(UserError, match="batch_size: 0 must be at least 1"):
+        KNNPersonaliser(network(), batch_size=0)
+    with pytest.raises(UserError, match=r"knn.k: 0 must be at least 1"):
+        KNN(k=0)
 
 
 # -- arrivals and files ---------------------------------------------------------------------------------------

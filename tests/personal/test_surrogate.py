@@ -17,7 +17,7 @@ import turnout
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task
 from turnout.algorithms.fedem import FedEM
 from turnout.core.random import FloatArray, key, normal, uniform
-from turnout.local.mixture_task import MixtureTask, responsibilities
+from turnout.local.mixture import MixtureTask, responsibilities
 from turnout_studies.theory.surrogate import MixtureProblem, Samples, client_round, peers_round, server_round
 
 M, SIZES = 2, (12, 30, 18)

@@ -15,7 +15,7 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.cfcfm import CFCFM
 from turnout.algorithms.fedprof import FedProf
 from turnout.core.random import FloatArray, key, normal
-from turnout.local.profile_report import ProfileReport
+from turnout.local.answers import ProfileReport
 from turnout.server.durations import Durations
 from turnout_studies.worlds.fedprof import TASKS, FedProfTask
 

@@ -20,7 +20,7 @@ from turnout.algorithms.werm import WERM
 from turnout.clients import arriving, memories
 from turnout.config import config
 from turnout.core.random import key, normal
-from turnout.local.mixture_task import MixtureTask
+from turnout.local.mixture import MixtureTask
 from turnout.task.models import linear
 from turnout.trust.attacks import attack, membership_scores
 from turnout.trust.leakage import Exposed, attack_run, finished, three_way

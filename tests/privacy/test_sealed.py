@@ -14,7 +14,7 @@ import torch
 import turnout
 from support import ALGORITHMS, WORLD, chained, experiment, local, population
 from turnout.config import registry
-from turnout.local.loss_report import LossReport
+from turnout.local.answers import LossReport
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import ClientData, LocalSGD, Named
 from turnout.sampling._sampler import Sampler, Selection

@@ -247,7 +247,7 @@ def test_too_few_rows_for_krum_are_said() -> None:
         ({"rule": "trimmed_mean", "trim": 0.5}, "algorithm.trim: 0.5 must be at least 0 and below 0.5"),
         ({"rule": "krum", "liars": -1}, "algorithm.liars: -1 must be at least 0"),
         ({"buckets": -1}, "algorithm.buckets: -1 must be at least 0"),
-        ({"rule": "multi_krum", "keep": 0}, "algorithm.keep: 0 must be above 0"),
+        ({"rule": "multi_krum", "keep": 0}, "algorithm.keep: 0 must be at least 1"),
     ],
 )
 def test_mistakes(options: dict[str, Any], sentence: str) -> None:

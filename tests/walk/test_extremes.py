@@ -19,7 +19,7 @@ DEEP = "[" * 3000 + "]" * 3000
 REFUSED = {
     "local.batch_size=1" + "0" * 30: "local.batch_size: 1000000000",
     "local.epochs=1" + "0" * 24: "is too large; whole numbers go from -2^63 to 2^63 - 1",
-    "local.epochs=1" + "0" * 18: "local.epochs: 1000000000000000000 must be at most 1000000000",
+    "local.epochs=1" + "0" * 18: "local.epochs: 1000000000000000000 must be from 0 to 1e+09",
     "run.seed=" + "9" * 5000: "run.seed: '999999",
     "run.seed=0x" + "f" * 6000: "run.seed: a whole number of 24000 bits is too large",
     "local.lr=1e300": "local.lr: 1e+300 is out of range; allowed: 0, inf, and sizes from 1e-300 to 1e+38",
@@ -38,7 +38,7 @@ REFUSED = {
     'run.folder="a\\u0000b"': "cannot be the name of a folder",
     "run.name=\udcff": "is not text: some of its bytes are not UTF-8",
     "availability.groups=[[1, 2], [3]]": "availability.groups: [[1, 2], [3]] is not a whole number or a list",
-    "engine.threads=1000000000": "engine.threads: 1000000000 must be at least 0 and at most 1024",
+    "engine.threads=1000000000": "engine.threads: 1000000000 must be from 0 to 1024",
     "detection.seconds=inf": "detection.seconds: inf must be at least 0 and finite",
 }
 

@@ -12,7 +12,7 @@ Paillier, "Public-key cryptosystems based on composite degree residuosity classe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,23 +26,13 @@ PRECISION = 1e-15  # of every number encrypted: an exponent of its own would be 
 LARGEST = 1e15
 
 
-class ProfileCipher(Protocol):
-    """What everybody has: the public part."""
-
-    def encrypt(self, profile: FloatArray) -> Any:
-        """By the client: its profile `[2, q]`, as the server gets it."""
-
-    def divergence(self, encrypted: Any, reference: FloatArray) -> Any:
-        """By the server: the divergence from its own profile, still encrypted."""
-
-
 @dataclass(frozen=True)
 class PlainCipher:
-    """The server reads the profiles."""
+    """Leave profiles `[2, q]` as they are: the server reads them."""
 
     var_floor: float = matching.VAR_FLOOR
 
-    def encrypt(self, profile: FloatArray) -> FloatArray:
+    def encrypt(self, profile: FloatArray) -> Any:
         return profile
 
     def divergence(self, encrypted: FloatArray, reference: FloatArray) -> FloatArray:
@@ -51,17 +41,19 @@ class PlainCipher:
 
 @dataclass(frozen=True)
 class AdditiveCipher:
-    """Paillier's: encrypt, add, multiply by what is known. Clients do not know the reference: they raise variances to
-    `var_floor` alone. A profile is 3 q ciphertexts, each as long as two keys."""
+    """Encrypt by Paillier's cipher, which can add, and multiply by what is known. Clients do not know the reference:
+    they raise variances to `var_floor` alone. A profile is 3 q ciphertexts, each as long as two keys."""
 
     public_key: Any
     var_floor: float = matching.VAR_FLOOR
 
-    def encrypt(self, profile: FloatArray) -> list[list[Any]]:
+    def encrypt(self, profile: FloatArray) -> Any:
+        """Encrypt, at a client, its profile `[2, q]` as the server gets it."""
         rows = np.clip(linear_form(profile, self.var_floor), -LARGEST, LARGEST).tolist()
         return [[self.public_key.encrypt(value, precision=PRECISION) for value in row] for row in rows]
 
     def divergence(self, encrypted: list[list[Any]], reference: FloatArray) -> Any:
+        """Compute, at the server, the divergence from its own profile, still encrypted."""
         factors, constant = linear_divergence(reference, self.var_floor)
         total = self.public_key.encrypt(constant)
         for values, row in zip(encrypted, factors.tolist(), strict=True):
@@ -73,36 +65,38 @@ class AdditiveCipher:
 
 @dataclass(frozen=True)
 class KeyHolder:
-    """The only one who can decrypt: a third party, never the server."""
+    """Hold the private key: a third party, never the server."""
 
-    cipher: ProfileCipher
+    cipher: PlainCipher | AdditiveCipher  # what everybody has: the public part
     private_key: Any = None
 
     def decrypt(self, value: Any) -> float:
-        """A divergence."""
+        """Decrypt a divergence."""
         return float(value if self.private_key is None else self.private_key.decrypt(value))
 
     def divergence(self, profile: FloatArray, reference: FloatArray) -> float:
-        """Client, server and key holder in turn; infinite for a profile that is none and cannot be encrypted."""
+        """Compute a divergence by client, server and key holder in turn; infinite for a profile that is none and cannot
+        be encrypted."""
         if not np.isfinite(profile).all() or (profile[1] < 0).any():
             return np.inf
-        return self.decrypt(self.cipher.divergence(self.cipher.encrypt(profile), reference))
+        encrypted = self.cipher.encrypt(profile)
+        return self.decrypt(self.cipher.divergence(encrypted, reference))
 
     def divergences(self, profiles: FloatArray, reference: FloatArray) -> FloatArray:
-        """`[k]` of profiles `[k, 2, q]`."""
+        """Compute divergences `[k]` of profiles `[k, 2, q]`."""
         if isinstance(self.cipher, PlainCipher):
             return self.cipher.divergence(profiles, reference)
         return np.array([self.divergence(profile, reference) for profile in profiles])
 
 
 def linear_form(profile: FloatArray, var_floor: float = matching.VAR_FLOOR) -> FloatArray:
-    """`[3, q]` the quantities a, b, c in which the divergence is linear."""
+    """Compute `[3, q]` the quantities a, b, c in which the divergence is linear."""
     mean, var = profile[0], np.maximum(profile[1], var_floor)
     return np.stack([var + np.square(mean), mean, np.log(var)])
 
 
 def linear_divergence(reference: FloatArray, var_floor: float = matching.VAR_FLOOR) -> tuple[FloatArray, float]:
-    """`[3, q]` factors of a, b, c and the constant of the mean divergence over the informative elements."""
+    """Compute `[3, q]` factors of a, b, c and the constant of the mean divergence over the informative elements."""
     kept = matching.informative(reference, var_floor)
     mean, var = np.where(kept, reference, [[0.0], [1.0]])
     factors = np.stack([1 / (2 * var), -mean / var, np.full(len(mean), -0.5)])
@@ -112,7 +106,7 @@ def linear_divergence(reference: FloatArray, var_floor: float = matching.VAR_FLO
 
 
 def key_holder(cipher: str = "plain", var_floor: float = matching.VAR_FLOOR, bits: int = KEY_BITS) -> KeyHolder:
-    """With new keys for a cipher: `plain` (none) or `additive` (python-paillier)."""
+    """Make a key holder with new keys for a cipher: `plain` (none) or `additive` (python-paillier)."""
     if cipher == "plain":
         return KeyHolder(PlainCipher(var_floor))
     if cipher != "additive":

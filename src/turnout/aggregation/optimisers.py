@@ -7,23 +7,23 @@ Hsu, Qi and Brown, 2019 (server momentum). `Step` with rate 1 is plain FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Positive, Range, Share
 from turnout.core.memory import room_like
 from turnout.core.spelling import Spelt
 
 
 @dataclass
 class Step(Spelt):
-    """`model <- model + lr * change`."""
+    """Take a step: `model <- model + lr * change`."""
 
-    lr: float = 1.0  # how far the server goes along the aggregated difference
+    section: ClassVar[str] = "optimiser"
 
-    def __post_init__(self) -> None:
-        check_positive("optimiser.lr", self.lr)
+    lr: Positive = 1.0  # how far the server goes along the aggregated difference
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         return torch.add(model, change, alpha=self.lr, out=room_like(model))
@@ -31,13 +31,9 @@ class Step(Spelt):
 
 @dataclass
 class Projected(Step):
-    """The same, then back to the ball of that radius around 0."""
+    """Take a step, then go back to the ball of that radius around 0."""
 
-    radius: float = field(kw_only=True)  # of the ball around 0 that the model stays in
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("optimiser.radius", self.radius)
+    radius: Positive = field(kw_only=True)  # of the ball around 0 that the model stays in
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
         moved = super().step(model, change)
@@ -47,7 +43,7 @@ class Projected(Step):
 
 @dataclass
 class Momentum(Step):
-    """`v <- beta v + change; model <- model + lr v`."""
+    """Keep a speed: `v <- beta v + change; model <- model + lr v`."""
 
     beta: float = 0.9  # share of its speed that the model keeps
     velocity: Tensor | None = field(default=None, init=False)
@@ -61,22 +57,14 @@ class Momentum(Step):
 class Adaptive(Step):
     """`m <- beta1 m + (1 - beta1) change; model <- model + lr m / (sqrt(v) + tau)`; a subclass says how v grows."""
 
-    lr: float = 0.01  # how far the server goes
-    beta1: float = 0.9  # share that the mean of the changes keeps
-    tau: float = 1e-3  # what keeps the denominator from 0
+    lr: Positive = 0.01  # how far the server goes
+    beta1: Share = 0.9  # share that the mean of the changes keeps
+    tau: Annotated[float, Range(above=0, most=1e18)] = 1e-3  # what keeps the denominator from 0
     mean: Tensor | None = field(default=None, init=False)
     variance: Tensor | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name, 1) <= 1:
-                raise UserError(f"optimiser.{name}: {getattr(self, name)} must be from 0 to 1")
-        if not 0 < self.tau <= 1e18:
-            raise UserError(f"optimiser.tau: {self.tau} must be above 0 and at most 1e18")
-
     def grown(self, v: Tensor, square: Tensor) -> Tensor:
-        """`[P]` v after a change of these squares."""
+        """Compute `[P]` v after a change of these squares."""
         raise NotImplementedError
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
@@ -91,7 +79,7 @@ class Adaptive(Step):
 class Adam(Adaptive):
     """`v <- beta2 v + (1 - beta2) change^2`, without bias correction, as printed."""
 
-    beta2: float = 0.99  # share that the mean of the squared changes keeps
+    beta2: Share = 0.99  # share that the mean of the squared changes keeps
 
     def grown(self, v: Tensor, square: Tensor) -> Tensor:
         return v.mul(self.beta2).add(square, alpha=1 - self.beta2)
@@ -101,7 +89,7 @@ class Adam(Adaptive):
 class Yogi(Adaptive):
     """`v <- v - (1 - beta2) change^2 sign(v - change^2)`."""
 
-    beta2: float = 0.99  # share that the mean of the squared changes keeps
+    beta2: Share = 0.99  # share that the mean of the squared changes keeps
 
     def grown(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
@@ -111,7 +99,7 @@ class Yogi(Adaptive):
 class Adagrad(Adaptive):
     """`v <- v + change^2`: no first moment unless `beta1` is given, and nothing is forgotten."""
 
-    beta1: float = 0.0  # share that the mean of the changes keeps
+    beta1: Share = 0.0  # share that the mean of the changes keeps
 
     def grown(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

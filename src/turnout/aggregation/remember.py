@@ -24,7 +24,7 @@ class LastUpdate(Spelt):
     memory: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] last updates, at a rate of 1
 
     def take(self, server: Server, updates: Updates) -> Tensor:
-        """`[N, P]` the memory with these updates in it; of two of one client the later stays."""
+        """Remember these updates: `[N, P]` the memory with them in it; of two of one client the later stays."""
         if not len(self.memory):
             self.memory = server.model.new_zeros(server.population.size, len(server.model))
         last = {client: row for row, client in enumerate(updates.clients.tolist())}
@@ -35,7 +35,7 @@ class LastUpdate(Spelt):
         return self.memory
 
     def factor(self, server: Server) -> float:
-        """What the memory is multiplied by in this round."""
+        """Compute what the memory is multiplied by in this round."""
         return float(server.algorithm.stepping(server).lr_factor(server.version))
 
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Count, Positive, Range, WholeNumber
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
 from turnout.core.spelling import Spelt
@@ -32,14 +32,9 @@ _TINY = 1e-30
 _COLUMNS = 1 << 14  # looked at together: what a sort needs stays small and near
 
 
-def mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """`sum_i w_i row_i`: any single row can drag it anywhere."""
-    return weights @ rows
-
-
 def coordinate_median(rows: Tensor, weights: Tensor) -> Tensor:
-    """The weighted median of every coordinate: half of the weight is below, half above. Where a row ends at a half (to
-    1e-5) it is the middle between that value and the next, as the median of an even number is."""
+    """Compute the weighted median of every coordinate: half of the weight is below, half above. Where a row ends at a
+    half (to 1e-5) it is the middle between that value and the next, as the median of an even number is."""
 
     def median(values: Tensor, sorted_weights: Tensor) -> Tensor:
         below = sorted_weights.cumsum(0)
@@ -51,8 +46,8 @@ def coordinate_median(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, weights: Tensor, trim: float = 0.1) -> Tensor:
-    """In every coordinate, the weighted mean of what is left without the floor(`trim` k) smallest and as many of the
-    largest values."""
+    """Compute in every coordinate the weighted mean of what is left without the floor(`trim` k) smallest and as many of
+    the largest values."""
     kept = slice(int(trim * len(rows)), len(rows) - int(trim * len(rows)))
 
     def middle(values: Tensor, sorted_weights: Tensor) -> Tensor:
@@ -63,24 +58,24 @@ def trimmed_mean(rows: Tensor, weights: Tensor, trim: float = 0.1) -> Tensor:
 
 
 def krum(rows: Tensor, weights: Tensor, liars: int = 1) -> Tensor:
-    """The one row that has the others nearest: see `krum_scores`. Its weight does not matter."""
+    """Pick the one row that has the others nearest: see `krum_scores`. Its weight does not matter."""
     return multi_krum(rows, torch.ones_like(weights), liars, keep=1)
 
 
 def multi_krum(rows: Tensor, weights: Tensor, liars: int = 1, keep: int | None = None) -> Tensor:
-    """The weighted mean of the `keep` rows of the smallest Krum scores: k - `liars` unless given."""
+    """Compute the weighted mean of the `keep` rows of the smallest Krum scores: k - `liars` unless given."""
     wanted = max(1, len(rows) - liars) if keep is None else keep
     kept = krum_scores(rows, liars).argsort(stable=True)[:wanted]
     return weights[kept] @ rows[kept] / weights[kept].sum().clamp(min=_TINY)
 
 
 def norm_clipping(rows: Tensor, weights: Tensor, radius: float) -> Tensor:
-    """`sum_i w_i row_i min(1, radius / |row_i|)`."""
+    """Compute `sum_i w_i row_i min(1, radius / |row_i|)`."""
     return (weights * clip_factors(rows, radius)) @ rows
 
 
 def centred_clipping(rows: Tensor, weights: Tensor, start: Tensor, radius: float, iterations: int = 1) -> Tensor:
-    """`v <- v + sum_i w_i (row_i - v) min(1, radius / |row_i - v|)`, from v = `start`."""
+    """Iterate `v <- v + sum_i w_i (row_i - v) min(1, radius / |row_i - v|)`, from v = `start`."""
     centre = start
     for _ in range(iterations):
         away = rows - centre
@@ -89,8 +84,8 @@ def centred_clipping(rows: Tensor, weights: Tensor, start: Tensor, radius: float
 
 
 def geometric_median(rows: Tensor, weights: Tensor, smoothing: float = 1e-6, iterations: int = 8) -> Tensor:
-    """The point v of least `sum_i w_i |v - row_i|`, by smoothed Weiszfeld steps from the mean: the mean of the rows
-    with weights `w_i / max(smoothing, |v - row_i|)`."""
+    """Find the point v of least `sum_i w_i |v - row_i|`, by smoothed Weiszfeld steps from the mean: the mean of the
+    rows with weights `w_i / max(smoothing, |v - row_i|)`."""
     centre = weights @ rows / weights.sum()
     for _ in range(iterations):
         pull = weights / (rows - centre).norm(dim=1).clamp(min=smoothing)
@@ -99,7 +94,7 @@ def geometric_median(rows: Tensor, weights: Tensor, smoothing: float = 1e-6, ite
 
 
 def bucketed(rows: Tensor, weights: Tensor, buckets: int, key: IntArray) -> tuple[Tensor, Tensor]:
-    """The rows dealt at random into `buckets` of equal size (up to one row): their weighted means, and the sums of
+    """Deal the rows at random into `buckets` of equal size (up to one row): their weighted means, and the sums of
     their weights."""
     dealt = torch.as_tensor(np.argsort(permutation(key, len(rows))), device=rows.device)  # one to each bucket in turn
     rest = -len(rows) % buckets
@@ -109,8 +104,8 @@ def bucketed(rows: Tensor, weights: Tensor, buckets: int, key: IntArray) -> tupl
 
 
 def krum_scores(rows: Tensor, liars: int) -> Tensor:
-    """`[k]` the sum of the squared distances to the k - `liars` - 2 nearest other rows, at least one. The proof needs
-    k > 2 `liars` + 2."""
+    """Compute `[k]` the sum of the squared distances to the k - `liars` - 2 nearest other rows, at least one. The proof
+    needs k > 2 `liars` + 2."""
     gram = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
     for part in torch.split(rows, _COLUMNS, dim=1):
         gram.addmm_(part.double(), part.double().T)
@@ -122,8 +117,8 @@ def krum_scores(rows: Tensor, liars: int) -> Tensor:
 
 
 def _by_columns(function: Callable[[Tensor, Tensor], Tensor], rows: Tensor, weights: Tensor) -> Tensor:
-    """`[P]` a function of the values `[k, c]` of every coordinate in rising order and the weights they have: `[k, c]`,
-    or `[k, 1]` where all are equal. On a CPU numpy sorts, ten times faster than torch."""
+    """Apply `[P]` a function of the values `[k, c]` of every coordinate in rising order and the weights they have: `[k,
+    c]`, or `[k, 1]` where all are equal. On a CPU numpy sorts, ten times faster than torch."""
     parts, equal = [], bool((weights == weights[0]).all())
     for part in torch.split(rows, _COLUMNS, dim=1):
         if equal:
@@ -143,25 +138,22 @@ class Rule(Spelt):
     """Make one row of many: what takes the place of the weighted sum. With `buckets` a rule sees the means of that many
     random buckets, whose rows differ less (Karimireddy, He, Jaggi, ICLR 2022)."""
 
+    section: ClassVar[str] = "rule"
     moves_one: ClassVar[bool] = False  # whether it makes something else of a single row
 
-    buckets: int = field(default=0, kw_only=True)  # random groups whose means the rule sees; 0: every update by itself
-
-    def __post_init__(self) -> None:
-        for name in ("buckets", "liars"):
-            if getattr(self, name, 0) < 0:
-                raise UserError(f"rule.{name}: {getattr(self, name)} must be at least 0")
-        for name in ("keep", "radius", "iterations"):
-            check_positive(f"rule.{name}", getattr(self, name, None))
+    buckets: WholeNumber = field(
+        default=0, kw_only=True
+    )  # random groups whose means the rule sees; 0: every update by itself
 
     def __call__(self, rows: Tensor, weights: Tensor, last: Tensor, key: IntArray) -> Tensor:
-        """`[P]` of rows `[k, P]` and weights `[k]` that sum to 1; `last` is the result before, `key` deals buckets."""
+        """Combine into `[P]` rows `[k, P]` with weights `[k]` that sum to 1; `last` is the result before, `key` deals
+        buckets."""
         if self.buckets:
             rows, weights = bucketed(rows, weights, min(self.buckets, len(rows)), key)
         return self.of(rows, weights, last)
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
-        """`[P]` the rule itself."""
+        """Combine likewise `[P]`, without buckets."""
         raise NotImplementedError
 
     def too_few(self, rows: int) -> str | None:
@@ -171,15 +163,15 @@ class Rule(Spelt):
 
 @dataclass(frozen=True)
 class Mean(Rule):
-    """The weighted mean: what every method has without a rule."""
+    """Take the weighted mean, which every method has without a rule: any single row can drag it anywhere."""
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
-        return mean(rows, weights)
+        return weights @ rows
 
 
 @dataclass(frozen=True)
 class CoordinateMedian(Rule):
-    """The weighted median of every coordinate (Yin et al., ICML 2018)."""
+    """Take the weighted median of every coordinate (Yin et al., ICML 2018)."""
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return coordinate_median(rows, weights)
@@ -187,14 +179,9 @@ class CoordinateMedian(Rule):
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
-    """The weighted mean of every coordinate without its extreme values (Yin et al., ICML 2018)."""
+    """Take the weighted mean of every coordinate without its extreme values (Yin et al., ICML 2018)."""
 
-    trim: float = 0.1  # share of the values left out on either side, below 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.trim < 0.5:
-            raise UserError(f"rule.trim: {self.trim} must be at least 0 and below 0.5")
+    trim: Annotated[float, Range(least=0, below=0.5)] = 0.1  # share of the values left out on either side
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return trimmed_mean(rows, weights, self.trim)
@@ -202,9 +189,9 @@ class TrimmedMean(Rule):
 
 @dataclass(frozen=True)
 class Krum(Rule):
-    """The one row that has the others nearest (Blanchard et al., NeurIPS 2017)."""
+    """Take the one row that has the others nearest (Blanchard et al., NeurIPS 2017)."""
 
-    liars: int = 1  # clients that may send anything
+    liars: WholeNumber = 1  # clients that may send anything
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return krum(rows, weights, self.liars)
@@ -217,9 +204,9 @@ class Krum(Rule):
 
 @dataclass(frozen=True)
 class MultiKrum(Krum):
-    """The weighted mean of the rows that have the others nearest (Blanchard et al., NeurIPS 2017)."""
+    """Take the weighted mean of the rows that have the others nearest (Blanchard et al., NeurIPS 2017)."""
 
-    keep: int | None = None  # rows the mean is of; none: all but the liars
+    keep: Count | None = None  # rows the mean is of; none: all but the liars
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return multi_krum(rows, weights, self.liars, self.keep)
@@ -227,11 +214,11 @@ class MultiKrum(Krum):
 
 @dataclass(frozen=True)
 class NormClipping(Rule):
-    """The weighted mean of rows of a bounded norm (Sun et al., 2019)."""
+    """Take the weighted mean of rows of a bounded norm (Sun et al., 2019)."""
 
     moves_one: ClassVar[bool] = True
 
-    radius: float  # largest norm of an update
+    radius: Positive  # largest norm of an update
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return norm_clipping(rows, weights, self.radius)
@@ -239,12 +226,12 @@ class NormClipping(Rule):
 
 @dataclass(frozen=True)
 class CentredClipping(Rule):
-    """The last result moved by clipped differences (Karimireddy, He, Jaggi, ICML 2021)."""
+    """Move the last result by clipped differences (Karimireddy, He, Jaggi, ICML 2021)."""
 
     moves_one: ClassVar[bool] = True
 
-    radius: float  # largest norm of the difference from the last result
-    iterations: int = 1  # times the centre is moved
+    radius: Positive  # largest norm of the difference from the last result
+    iterations: Count = 1  # times the centre is moved
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return centred_clipping(rows, weights, last, self.radius, self.iterations)
@@ -252,9 +239,9 @@ class CentredClipping(Rule):
 
 @dataclass(frozen=True)
 class GeometricMedian(Rule):
-    """The point of least weighted distance to all rows (Pillutla, Kakade, Harchaoui, 2022)."""
+    """Take the point of least weighted distance to all rows (Pillutla, Kakade, Harchaoui, 2022)."""
 
-    iterations: int = 8  # of the smoothed Weiszfeld algorithm
+    iterations: Count = 8  # of the smoothed Weiszfeld algorithm
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return geometric_median(rows, weights, iterations=self.iterations)

@@ -14,7 +14,8 @@ DISCOUNTS = ("none", "polynomial", "hinge")
 
 
 def discount(name: str, staleness: IntArray, rate: float, start: float) -> FloatArray:
-    """`[k]` factors in (0, 1]: polynomial (s + 1)^-rate; hinge 1 up to `start`, then 1 / (rate (s - start) + 1)."""
+    """Compute `[k]` factors in (0, 1]: polynomial (s + 1)^-rate; hinge 1 up to `start`, then 1 / (rate (s - start) +
+    1)."""
     if name == "polynomial":
         return np.asarray((staleness + 1.0) ** -rate)
     if name == "hinge":

@@ -22,7 +22,7 @@ class Weigh(Spelt):
     moves_one: ClassVar[bool] = True  # whether it makes something else of a single weight
 
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
-        """`[k]` how much each update counts."""
+        """Compute `[k]` how much each update counts."""
         raise NotImplementedError
 
 

@@ -11,8 +11,7 @@ from scipy.special import entr
 
 from turnout.algorithms._algorithm import Algorithm
 from turnout.core.random import FloatArray, IntArray
-from turnout.local.mixture import MixtureSGD
-from turnout.local.mixture_task import MixtureTask, Outputs
+from turnout.local.mixture import MixtureSGD, MixtureTask, Outputs
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 from turnout.server.updates import Updates

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError
-from turnout.local.interpolated import InterpolatedSGD
+from turnout.local.own import InterpolatedSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError
-from turnout.local.pulled import DittoSGD, PulledSGD
+from turnout.local.own import DittoSGD, PulledSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 

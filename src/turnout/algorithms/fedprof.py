@@ -17,8 +17,8 @@ from turnout.clients.columns import PerClient, column
 from turnout.core import random
 from turnout.core.errors import UserError, check_positive, check_room, unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.local.answers import ProfileReport
 from turnout.local.profile import profile_of
-from turnout.local.profile_report import ProfileReport
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Sampler, Selection
 from turnout.server.server import CURRENT, Server
@@ -132,7 +132,7 @@ class FedProf(FedAvg):
         else:
             raise UserError("algorithm.reference: the server holds no data; take a dataset with a test set, or give it")
         with server.cohort.all_threads():
-            self.matched = profile_of(server.task, server.model, inputs, self._layer(server)).array
+            self.matched = profile_of(server.task, server.model, inputs, self._layer(server))
         if not matching.informative(self.matched, self.var_floor).any():
             server.log("dead_layer", layer=self._layer(server), why="nothing varies at the reference: all are alike")
 

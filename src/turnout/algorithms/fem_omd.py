@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from turnout.algorithms.fedem import FedEM
 from turnout.core.errors import UserError
-from turnout.local.mixture import MixtureSGD
-from turnout.local.online_mixture import OnlineMixtureSGD
+from turnout.local.mixture import MixtureSGD, OnlineMixtureSGD
 
 
 @dataclass

@@ -13,9 +13,7 @@ from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
 from turnout.core import random
 from turnout.core.errors import UserError
-from turnout.local.loopless import LooplessSGD
-from turnout.local.own import KeptModelSGD
-from turnout.local.pulled import PulledSGD
+from turnout.local.own import KeptModelSGD, LooplessSGD, PulledSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError, check_positive
-from turnout.local.related import RelatedSGD
+from turnout.local.own import RelatedSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Selection
 from turnout.server.server import ModelChoice, Server

@@ -10,9 +10,7 @@ from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError, check_positive, unknown
-from turnout.local.moreau import MoreauSGD
-from turnout.local.own import KeptModelSGD
-from turnout.local.pulled import PulledSGD
+from turnout.local.own import KeptModelSGD, MoreauSGD, PulledSGD
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 

@@ -31,9 +31,9 @@ from turnout.core.errors import unknown
 from turnout.core.imports import dotted
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
-from turnout.local.named import MODIFIERS
 from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
+from turnout.local.transforms import MODIFIERS
 from turnout.peers.design import NetworkSettings
 from turnout.record.detectors import DETECTORS
 from turnout.record.unlearning import Unlearning

@@ -14,9 +14,8 @@ from turnout.config.options import Section, call, checked_value
 from turnout.core.errors import UserError, unknown
 from turnout.core.imports import dotted
 from turnout.local.modifiers import Modifier
-from turnout.local.named import MODIFIERS
 from turnout.local.sgd import LocalSGD
-from turnout.local.transforms import former, former_chain, gone
+from turnout.local.transforms import MODIFIERS, former, former_chain, gone
 
 
 def find(name: str) -> type[Modifier]:

@@ -22,10 +22,11 @@ from turnout.core.threads import threads
 from turnout.deploy import wire
 from turnout.deploy.folder import read_shard
 from turnout.deploy.wire import ANSWER, MEASURES, PAYLOAD, Request, encode, fingerprint
-from turnout.engine.carry_out import carry_out
+from turnout.engine.batches import Jobs
+from turnout.engine.engine import train_jobs
 from turnout.engine.evaluate import Personal, evaluators
 from turnout.engine.store import ClientStore
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.sgd import Named
 from turnout.run.experiment import Experiment
 from turnout.server.state import nest, unnest
@@ -139,7 +140,7 @@ class Worker:
             state,
         )
         with threads(self.cohort.plan.threads), torch.no_grad():
-            trained = carry_out(self.cohort, jobs, [request.version])
+            trained = train_jobs(self.cohort, jobs, [request.version])
         return nest(PAYLOAD, trained.payload) | nest("state", trained.state)
 
     def evaluate(self, content: RecordDict) -> RecordDict:

@@ -16,8 +16,8 @@ from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_tensors
 from turnout.deploy.presence import WAIT, Live, Timeline, change, new_jobs, nobody
+from turnout.engine.batches import Jobs
 from turnout.engine.engine import Engine, Results
-from turnout.engine.train import Jobs
 from turnout.record.history import History
 from turnout.run.experiment import Experiment
 from turnout.server.dispatch import FOREVER, Invitation

@@ -1,16 +1,44 @@
-"""Where local work is carried out: on this machine, or shared by many."""
+"""Where local work is carried out: on this machine, or shared by many; from models received to what is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from turnout.core.errors import UserError
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import NOTHING, Block
-from turnout.engine.carry_out import carry_out
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort, Trained
+from turnout.local import transforms
+
+
+def train_jobs(
+    cohort: Cohort, jobs: Jobs, versions: Sequence[int], keep_params: bool = False, may_be_late: bool = False
+) -> Trained:
+    """Train jobs, in a simulation as at a real client: at the learning rate of the versions received, then with
+    transformed updates. The jobs' state is all that their clients keep, transforms' too."""
+    work, options, task = jobs.work, jobs.options, cohort.task
+    if work.scheduled:
+        options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
+    own = {name: jobs.state[name] for name in work.trained_shapes(task)}
+    alike = options is jobs.options and len(own) == len(jobs.state)
+    may_be_late &= not work.transforms
+    trained = cohort.train(jobs if alike else replace(jobs, options=options, state=own), keep_params, may_be_late)
+    if not work.transforms or "delta" not in trained.payload:
+        return trained
+    if unnamed := sorted(trained.payload.keys() - work.sends(task).keys()):
+        name = type(work).__name__
+        raise UserError(f"local.modifiers: {name} sends {', '.join(unnamed)}, which its payload_shapes do not name")
+    coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)
+    numbers, residual = work.update_numbers(task), jobs.state.get("residual")
+    delta, residual = transforms.apply(work.transforms, trained.payload["delta"], coins, residual, numbers)
+    state = trained.state if residual is None else trained.state | {"residual": residual}
+    return Trained(trained.payload | {"delta": delta}, state, trained.local)
 
 
 class Results(NamedTuple):
@@ -23,7 +51,7 @@ class Results(NamedTuple):
 
 
 class Engine:
-    """Carries out jobs on this machine. All jobs of a call are one block, or each its own, where threads train some
+    """Carry out jobs on this machine. All jobs of a call are one block, or each its own, where threads train some
     ahead."""
 
     def __init__(self, cohort: Cohort) -> None:
@@ -38,7 +66,7 @@ class Engine:
             rows: Sequence[int] = everybody[start : start + step]
             some = jobs if len(rows) == len(everybody) else jobs.take(np.array(rows))
             received = [versions[row] for row in rows]
-            trained = carry_out(self.cohort, some, received, keep_params, may_be_late=True)
+            trained = train_jobs(self.cohort, some, received, keep_params, may_be_late=True)
             rows = rows if trained.order is None else [rows[row] for row in trained.order]
             if trained.apart:
                 own = (Block({"delta": update[None]}, trained.late) for update in trained.apart)

@@ -21,10 +21,10 @@ from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.statistics import OVER_CLIENTS
-from turnout.engine.passes import prepare
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import MIB
 from turnout.engine.store import ClientStore
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.task.task import Task
 
@@ -202,7 +202,7 @@ class Evaluator:
         own = samples(clients)
         key = random.key(personal.seed, "adaptation", clients)
         jobs = Jobs(work, key, model[None], np.zeros(len(clients), np.int64), own, {}, state)
-        return prepare(cohort, jobs, state | cohort.train(jobs).state)
+        return cohort.prepare(jobs, state | cohort.train(jobs).state)
 
     @property
     def chunk(self) -> int:

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.core.ragged import Picked, Ragged
-from turnout.engine.batches import Extent, draw, unpacked
+from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
 from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
-from turnout.engine.plain_sgd import Assignment, Course, PlainSGD, State, Vectors, take
+from turnout.engine.plain_sgd import Course, PlainSGD, State, take
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD
 from turnout.task.task import Task
@@ -94,8 +94,9 @@ class GraphedSGD(PlainSGD):
         self._heard = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
         self._last_heard = self._heard.numpy()
 
-    def train(self, assigned: Assignment) -> Tensor:
-        work, models, received, lr, keys, samples, steps, even, *_ = assigned
+    def train(self, jobs: Jobs, size: Size) -> Tensor:
+        work, models, received, keys, samples = jobs.work, jobs.models, jobs.received, jobs.keys, jobs.samples
+        lr, steps, even = jobs.lr, size.steps, size.even
         shared, clients = len(models) == 1, len(keys)
         begins = models[0][None] if shared else self.received(models, received)
         name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)
@@ -104,7 +105,7 @@ class GraphedSGD(PlainSGD):
             return self._carry_out(known, begins, (keys, samples.counts, steps, samples.begin), lr)
         extent = Extent(*map(rounded, Extent.of(work, samples.counts, steps)))
         pool, begin = self._resident(samples)
-        jobs = keys, samples.counts, steps, begin
+        columns = keys, samples.counts, steps, begin
         message, told = self._message(clients)
 
         def drawn() -> tuple[Course, Tensor, Tensor]:
@@ -117,9 +118,9 @@ class GraphedSGD(PlainSGD):
         shape = (clients, pool.data_ptr(), len(pool), *extent, work.batching, work.batch_size)
         count = int(steps[0])
         if steps[-1] < count or count > LONGEST or clients < rounded(clients):
-            self._tell(told, jobs, lr)
+            self._tell(told, columns, lr)
             if self._seize(shape, lambda: self._kept("course", *drawn()[:2])):
-                self._tell(told, jobs, lr)
+                self._tell(told, columns, lr)
             course, rates = self._replay(shape)
             return self.run(models, received, rates, course._replace(steps=steps))
         one_kernel = self._in_one_kernel(extent.batch(work))
@@ -137,7 +138,7 @@ class GraphedSGD(PlainSGD):
             self._moved(state, first, moved)
 
         call = Call(work, (*shape, shared), told, start, moved)
-        found = self._carry_out(call, begins, jobs, lr, body)
+        found = self._carry_out(call, begins, columns, lr, body)
         if even and isinstance(samples, Picked) and id(samples.pool) in self._indices and len(self._known) < KEPT:
             self._known[name] = call
         return found

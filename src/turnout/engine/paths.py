@@ -47,7 +47,8 @@ def select_path(
     """Choose the path of a local work of which the numbers named in `own` differ between clients. The task has been
     examined; `chain` is what `chain_or_reason` says of it, where that is known already."""
     if plan.engine == "ray":
-        return Path(RAY, f"engine.engine is ray; its workers take {select_path(task, local, own, _auto(plan), chain)}")
+        there = select_path(task, local, own, replace(plan, engine="auto"), chain)
+        return Path(RAY, f"engine.engine is ray; its workers take {there}")
     apart = reason_apart(task, plan)
     chain = chain_or_reason(task, plan) if chain is None else chain
     plain, ends_plainly = plain_sgd.applies(task, local, own), type(local).finish is LocalSGD.finish
@@ -85,10 +86,6 @@ def chain_or_reason(task: Task, plan: Plan) -> Chain | str:
         return Chain.made(task, plan.convolution)
     except NoChainError as error:
         return str(error)
-
-
-def _auto(plan: Plan) -> Plan:
-    return replace(plan, engine="auto")
 
 
 def _slow_together(task: Task, plan: Plan) -> str:

@@ -9,7 +9,6 @@ steps one after another, each by what the samples count for it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -22,10 +21,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
 from turnout.engine.background import Background, Late
-from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.layers import Factored
 from turnout.engine.plan import Plan
@@ -33,16 +31,14 @@ from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
 from turnout.task.task import Task
 
-Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
-
 PARTS = ("start", "start_momentum", "counted", "step", "gradient", "objective", "descend", "finish", "answer")
 GATHER_AT_ONCE = 64 << 20  # bytes
 CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
 
 
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
-    """Whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it is
-    `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
+    """Say whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it
+    is `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
     if work.active:
         return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
@@ -67,7 +63,7 @@ class Course(NamedTuple):
 
     @classmethod
     def of(cls, drawn: Drawn, steps: NDArray[np.int64], dtype: torch.dtype) -> Course:
-        return cls(drawn.batches.rows(drawn.indices), drawn.batches.weights(dtype), drawn.keys, steps)
+        return cls(drawn.rows(), drawn.weights(dtype), drawn.keys, steps)
 
     def some(self, clients: slice) -> Course:
         return Course(self.rows[clients], self.weights[clients], self.keys[clients], self.steps[clients])
@@ -115,23 +111,8 @@ class State:
         )
 
 
-class Assignment(NamedTuple):
-    """What C clients are to do, sorted by their number of steps. Client i starts from `models[received[i]]`."""
-
-    work: LocalSGD
-    models: Vectors  # [V, P]
-    received: NDArray[np.int64]  # [C]
-    lr: float | NDArray[np.float64]  # one for all, or [C]
-    keys: NDArray[np.int64]  # [C]
-    samples: Ragged  # C rows
-    steps: NDArray[np.int64]  # [C], descending
-    even: bool = False  # whether all have as many samples, and take as many steps
-    at_once: int = sys.maxsize  # clients that there is memory for
-    ahead: bool = False  # whether some are not waited for yet
-
-
 class PlainSGD:
-    """Carries plain local SGD out for a task, on pools of samples."""
+    """Carry plain local SGD out for a task, on pools of samples."""
 
     def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
         self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
@@ -139,30 +120,30 @@ class PlainSGD:
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
         self.background = Background()
 
-    def train(self, assigned: Assignment) -> Tensor:
-        """Train C clients to their end: `[C, P]` what their parameters have moved by."""
+    def train(self, jobs: Jobs, size: Size) -> Tensor:
+        """Train C clients, sorted by their number of steps, to their end: `[C, P]` what their parameters have moved
+        by."""
         if self.by_blocks:
-            moved = assigned.models[0].new_empty(len(assigned.received), len(assigned.models[0]))
+            moved = jobs.models[0].new_empty(len(jobs.received), len(jobs.models[0]))
             with threads(1):
-                self.begin_training(assigned, moved).wait()
+                self.begin_training(jobs, size, moved).wait()
             return moved
-        course = self._drawing(assigned)(slice(None))
-        return self.run(assigned.models, assigned.received, self.rate(assigned.lr), course)
+        course = self._drawing(jobs, size.steps)(slice(None))
+        return self.run(jobs.models, jobs.received, self.rate(jobs.lr), course)
 
-    def begin_training(self, assigned: Assignment, moved: Vectors) -> Late:
+    def begin_training(self, jobs: Jobs, size: Size, moved: Vectors) -> Late:
         """Begin to train blocks of clients into `moved`, `[C, P]`; the result says when rows are there. The caller
         keeps to one thread until then."""
-        workers = min(self.plan.threads, max(1, assigned.at_once // CLIENTS_A_BLOCK))
-        parts = blocks(len(moved), assigned.ahead)
-        course, lr = self._drawing(assigned), self.rate(assigned.lr)
-        return self._by_blocks(assigned.models, assigned.received, lr, course, moved, parts, workers)
+        workers = min(self.plan.threads, max(1, size.limit // CLIENTS_A_BLOCK))
+        parts = blocks(len(moved), jobs.ahead)
+        course, lr = self._drawing(jobs, size.steps), self.rate(jobs.lr)
+        return self._by_blocks(jobs.models, jobs.received, lr, course, moved, parts, workers)
 
-    def _drawing(self, assigned: Assignment) -> Callable[[slice], Course]:
+    def _drawing(self, jobs: Jobs, steps: NDArray[np.int64]) -> Callable[[slice], Course]:
         """Prepare to draw the mini-batches of some of the jobs."""
-        work, keys, samples, steps = assigned.work, assigned.keys, assigned.samples, assigned.steps
-        extent = Extent.of(work, samples.counts, steps)
-        jobs = packed(keys, samples, steps, extent.samples).to(self.plan.device)
-        return lambda part: Course.of(draw(work, jobs[part], extent, self.keyed), steps[part], self.plan.dtype)
+        extent = Extent.of(jobs.work, jobs.samples.counts, steps)
+        sent = packed(jobs, steps, extent.samples).to(self.plan.device)
+        return lambda part: Course.of(draw(jobs.work, sent[part], extent, self.keyed), steps[part], self.plan.dtype)
 
     def rate(self, lr: float | NDArray[np.float64]) -> float | Tensor:
         """Place a learning rate for all, or that of each `[C]`, where the steps are taken."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from turnout.core.allowed import OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 from turnout.engine.convolutions import FORMS
+from turnout.local.exchange import count_numbers
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 
@@ -19,37 +23,29 @@ MIB = 1 << 20
 ENGINES = ("auto", "vectorised", "sequential", "ray")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 KERNELS = ("auto", "general")
-_RANGES = (("memory_mib", 1, 2**40), ("threads", 0, 1024), ("blocks", 1, 2**20), ("workers", 0, 2**20))
 
 
 @dataclass(frozen=True)
 class Plan(Spelt):
     """Every choice that can change a bit of the result. The same plan on the same machine gives the same bits."""
 
-    device: str = "cpu"  # cpu, cuda or cuda:1
-    engine: str = "auto"  # auto, vectorised, sequential or ray
-    precision: str = "float32"  # float32, float64, tf32 or bf16
-    threads: int = 0  # 0: all cores, counted once and written into the run; with ray, one for each worker
-    memory_mib: int = 2048  # for what a training call holds at once
-    kernels: str = "auto"  # for plain SGD: written out where the model is a chain of common layers, or the general form
-    convolution: str = "auto"  # which form of it, of those in `convolutions.FORMS`
-    graphs: bool = True  # on CUDA: replay captured graphs
-    blocks: int = 16  # ray: how many parts a training call is cut into; no fewer than workers
-    address: str = ""  # ray: of a cluster, `auto` or host:port; "": started on this machine. It changes no bit
-    workers: int = 0  # ray: 0: as many as there are cores for. It changes no bit
+    section: ClassVar[str] = "engine"
 
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise UserError(f"engine.engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if self.precision not in PRECISIONS:
-            raise UserError(f"engine.precision: {self.precision!r} is not one of {', '.join(PRECISIONS)}")
-        if self.kernels not in KERNELS:
-            raise UserError(f"engine.kernels: {self.kernels!r} is not one of {', '.join(KERNELS)}")
-        if self.convolution not in ("auto", *FORMS):
-            raise UserError(f"engine.convolution: {self.convolution!r} is not one of auto, {', '.join(FORMS)}")
-        for name, least, most in _RANGES:
-            if not least <= getattr(self, name) <= most:
-                raise UserError(f"engine.{name}: {getattr(self, name)} must be at least {least} and at most {most}")
+    device: str = "cpu"  # cpu, cuda or cuda:1
+    engine: Annotated[str, OneOf(ENGINES)] = "auto"  # whether clients are computed together, and where
+    precision: Annotated[str, OneOf(tuple(PRECISIONS))] = "float32"  # of parameters, products and values between layers
+    threads: Annotated[int, Range(0, 1024)] = (
+        0  # 0: all cores, counted once and written into the run; with ray, one for each worker
+    )
+    memory_mib: Annotated[int, Range(1, 2**40)] = 2048  # for what a training call holds at once
+    kernels: Annotated[str, OneOf(KERNELS)] = (
+        "auto"  # of plain SGD: written out for chains of common layers, or general
+    )
+    convolution: Annotated[str, OneOf(("auto", *FORMS))] = "auto"  # which form of it
+    graphs: bool = True  # on CUDA: replay captured graphs
+    blocks: Annotated[int, Range(1, 2**20)] = 16  # ray: parts a training call is cut into, no fewer than workers
+    address: str = ""  # ray: of a cluster, `auto` or host:port; "": started on this machine. It changes no bit
+    workers: Annotated[int, Range(0, 2**20)] = 0  # ray: 0: as many as there are cores for. It changes no bit
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,15 +67,36 @@ class Plan(Spelt):
         return self.with_threads()
 
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
-        """How many clients one vectorised call may train within the memory budget: parameter-sized vectors, and a
+        """Count the clients that one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
         vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
         return max(1, self.memory_mib * MIB // (vectors * task.initial.element_size() * task.size + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
         """Count the trained results that may wait for the clock to reach them."""
-        numbers = sum(torch.Size(shape).numel() for shape in work.sends(task).values())
+        numbers = count_numbers(work.sends(task))
         return max(1, self.memory_mib * MIB // (task.initial.element_size() * max(1, numbers)))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "torch": torch.__version__}
+
+
+def computing_on(plan: Plan, may_attend: bool) -> AbstractContextManager[Any]:
+    """Compute on the plan's device; the current device and these settings are the process's. Where a model `may_attend`
+    attention has the one form that CUDA can compute for many clients at once, and that gives the same bits twice."""
+    if plan.device == "cpu":
+        return nullcontext()
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    tf32 = plan.precision == "tf32"
+    now: Any = None
+    with suppress(RuntimeError):  # set in a way that these cannot tell
+        now = (products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic, convolutions.benchmark)
+    if now != (tf32, tf32, True, False):
+        products.allow_tf32 = convolutions.allow_tf32 = tf32
+        convolutions.deterministic, convolutions.benchmark = True, False
+    with ExitStack() as stack:
+        if plan.device != "cuda":
+            stack.enter_context(torch.cuda.device(plan.device))
+        if may_attend:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        return stack.pop_all()

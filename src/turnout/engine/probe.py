@@ -14,9 +14,10 @@ from turnout.clients.population import Population
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
+from turnout.engine.batches import Jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
-from turnout.local.probe import Probe
+from turnout.engine.train import Cohort
+from turnout.local.answers import Probe
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 from turnout.theory.streams import estimated_ratio

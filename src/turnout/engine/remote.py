@@ -21,11 +21,11 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Answer, Block
-from turnout.engine.carry_out import carry_out
-from turnout.engine.engine import Engine, Results
+from turnout.engine.engine import Engine, Results, train_jobs
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Jobs
+from turnout.engine.train import Cohort
 from turnout.local.sgd import Named
 from turnout.task.task import Task
 
@@ -76,15 +76,6 @@ def cut(jobs: Jobs, blocks: int) -> list[IntArray]:
 # -- at a worker ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Order:
-    """Jobs to be carried out together, and what becomes of their vectors."""
-
-    jobs: Jobs
-    versions: list[int]
-    keep_params: bool
-
-
 class Brought(NamedTuple):
     """What a worker says of a block."""
 
@@ -95,18 +86,27 @@ class Brought(NamedTuple):
 
 
 class Worker:
-    """Holds the samples, and the vectors of blocks that it has trained."""
+    """Hold the samples, and the vectors of blocks that it has trained."""
 
     def __init__(self, task: Task, inputs: NDArray[Any], targets: NDArray[Any], plan: Plan) -> None:
         self.cohort = Cohort(task, _tensor(inputs), _tensor(targets), plan)
         self.blocks: dict[int, Block] = {}
 
-    def train(self, number: int, order: Order, models: NDArray[Any], changes: Sequence[Change]) -> Brought:
+    def train(
+        self,
+        number: int,
+        jobs: Jobs,
+        models: NDArray[Any],
+        versions: Sequence[int],
+        keep_params: bool,
+        changes: Sequence[Change],
+    ) -> Brought:
+        """Carry out jobs, which lack their models, and hold their large vectors under a number."""
         place = self.cohort.place
-        state = {name: place(values) for name, values in order.jobs.state.items()}
-        jobs = replace(order.jobs, models=place(_tensor(models)), state=state)
+        state = {name: place(values) for name, values in jobs.state.items()}
+        jobs = replace(jobs, models=place(_tensor(models)), state=state)
         with threads(self.cohort.plan.threads), torch.no_grad():
-            trained = carry_out(self.cohort, jobs, order.versions, order.keep_params)
+            trained = train_jobs(self.cohort, jobs, versions, keep_params)
         kept = {name: values for name, values in trained.payload.items() if values[0].numel() > SMALL}
         if kept:
             self.blocks[number] = Block(kept)
@@ -135,7 +135,9 @@ class _Held:
     """Vectors of one block at some worker, and how they are made again. It lives as long as somebody refers to them."""
 
     number: int
-    order: Order
+    jobs: Jobs
+    versions: list[int]
+    keep_params: bool
     changes: list[Change] = field(default_factory=list)
     worker: int | None = None  # who has them
 
@@ -184,7 +186,7 @@ class RemoteBlock(Block):
         return self
 
     def take(self, rows: Sequence[int]) -> Block:
-        fewer = self._engine.hold(self._held.order, self._held.changes)
+        fewer = self._engine.hold(self._held.jobs, self._held.versions, self._held.keep_params, self._held.changes)
         self._engine.change(self._held, fewer, "take", rows)
         return RemoteBlock(self._engine, fewer, self._names, self._home.take(rows), len(rows))
 
@@ -203,8 +205,7 @@ class RemoteEngine(Engine):
 
     def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
         parts = cut(jobs, self._cut_into)
-        orders = [Order(jobs.take(rows), [versions[row] for row in rows], keep_params) for rows in parts]
-        held = [self.hold(order) for order in orders]
+        held = [self.hold(jobs.take(rows), [versions[row] for row in rows], keep_params) for rows in parts]
         trained = self._run(held)
         results = []
         for rows, each in zip(parts, held, strict=True):
@@ -226,8 +227,8 @@ class RemoteEngine(Engine):
     def server_threads(self) -> int:
         return self.cohort.plan.threads
 
-    def hold(self, order: Order, changes: Sequence[Change] = ()) -> _Held:
-        held = _Held(next(self._numbers), order, list(changes))
+    def hold(self, jobs: Jobs, versions: list[int], keep_params: bool, changes: Sequence[Change] = ()) -> _Held:
+        held = _Held(next(self._numbers), jobs, versions, keep_params, list(changes))
         self._held.add(held)
         return held
 
@@ -280,7 +281,7 @@ class RemoteEngine(Engine):
                 each, worker = waiting.pop(), free.pop(0)
                 each.worker = worker
                 self._known[worker].add(each.number)
-                sent = self._sent(pool, each.order, models)
+                sent = *self._sent(pool, each.jobs, models), each.versions, each.keep_params
                 busy[pool.submit(worker, "train", each.number, *sent, each.changes)] = each, worker
             asked = pool.first(busy)
             each, worker = busy.pop(asked)
@@ -294,15 +295,13 @@ class RemoteEngine(Engine):
         return trained
 
     @staticmethod
-    def _sent(pool: Pool, order: Order, models: dict[tuple[int, ...], Any]) -> tuple[Order, Any]:
-        """Prepare an order and the models it needs, which others may need too."""
-        jobs = order.jobs
+    def _sent(pool: Pool, jobs: Jobs, models: dict[tuple[int, ...], Any]) -> tuple[Jobs, Any]:
+        """Prepare jobs and the models that they need, which others may need too."""
         name = tuple(model.data_ptr() for model in jobs.models)
         if name not in models:
             models[name] = pool.put(_array(torch.stack([*jobs.models])))
         state = {key: values.cpu() for key, values in jobs.state.items()}
-        light = replace(jobs, models=[], state=state)
-        return replace(order, jobs=light), models[name]
+        return replace(jobs, models=[], state=state), models[name]
 
     def _forget(self, pool: Pool) -> None:
         """Free blocks that nobody refers to any more."""

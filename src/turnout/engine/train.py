@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,58 +23,21 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from turnout.core.memory import keep_freed_memory, room_like
-from turnout.core.ragged import Ragged
 from turnout.core.threads import threads
-from turnout.engine import passes, paths, plain_sgd, trial
+from turnout.engine import paths, plain_sgd, trial
 from turnout.engine.background import Late
-from turnout.engine.batches import Drawn, Extent, draw, packed
+from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
-from turnout.engine.device import computing_on
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Assignment, Course, PlainSGD, Vectors, take
-from turnout.engine.plan import Plan
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, take
+from turnout.engine.plan import Plan, computing_on
 from turnout.local import job, reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
 FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 _LENGTHS = {"steps", "epochs"}  # options that say how much a client does
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """What the engine needs to know of k jobs that share one local work."""
-
-    work: LocalSGD
-    keys: NDArray[np.int64]  # [k] the randomness of each job
-    models: Vectors  # [V, P] the distinct ones received
-    received: NDArray[np.int64]  # [k] which of them
-    samples: Ragged  # k rows: indices into the pool
-    options: dict[str, NDArray[np.float64]]  # [k] numbers of the work that differ between clients
-    state: Named  # [k, ...]
-    ahead: bool = False  # whether some of them are not waited for yet
-
-    def take(self, rows: NDArray[np.int64]) -> Jobs:
-        used, received = np.unique(self.received[rows], return_inverse=True)
-        return replace(
-            self,
-            keys=self.keys[rows],
-            models=[self.models[version] for version in used],
-            received=received,
-            samples=self.samples.rows(rows),
-            options={name: values[rows] for name, values in self.options.items()},
-            state={name: values[torch.as_tensor(rows, device=values.device)] for name, values in self.state.items()},
-        )
-
-
-class Size(NamedTuple):
-    """How much there is to do in a cohort."""
-
-    steps: NDArray[np.int64]  # [C]
-    limit: int  # clients that there is memory for at once
-    even: bool  # whether all have as many samples and do as many steps
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -118,7 +81,7 @@ class Cohort:
         with self.on_device():
             self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
         self.plan = plan = replace(plan, convolution=self.trial.form)
-        self._last_size: tuple[LocalSGD, tuple[Any, ...], Size] | None = None
+        self._last_size: tuple[LocalSGD, tuple[Any, ...], tuple[Size, Path]] | None = None
         self._chain = paths.chain_or_reason(self.task, plan)
         kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
         self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
@@ -164,14 +127,14 @@ class Cohort:
             return self._train(jobs, keep_params, may_be_late)
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
-        size = self._size(jobs)
-        run = self._sequential if size.path.name == THREADS else self._vectorised
-        if size.path.whole:
+        size, path = self._size(jobs)
+        run = self._sequential if path.name == THREADS else self._vectorised
+        if path.whole:
             run = self._steps_alone
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
-        by_blocks = size.path.whole and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
+        by_blocks = path.whole and self._plain.by_blocks and size.limit >= CLIENTS_A_BLOCK and not jobs.work.report
         a_call = len(order) if by_blocks else size.limit  # blocks keep within the limit themselves
         if may_be_late and by_blocks and size.steps.any() and not keep_params:
             if not in_order:
@@ -192,16 +155,16 @@ class Cohort:
     def _begin(self, jobs: Jobs, size: Size, order: NDArray[np.int64] | None) -> Trained:
         """Begin to train blocks of clients. Rows of a block that goes ahead lie apart, so that memory is in pieces of
         one size and each can be let go by itself."""
-        assigned, clients, model = self._assignment(jobs, size), len(size.steps), jobs.models[0]
+        clients, model = len(size.steps), jobs.models[0]
         if jobs.ahead and clients <= CLIENTS_A_BLOCK:
             apart = [room_like(model) for _ in range(clients)]
-            return Trained({}, {}, {}, self._plain.begin_training(assigned, apart), order, apart)
+            return Trained({}, {}, {}, self._plain.begin_training(jobs, size, apart), order, apart)
         delta = model.new_empty(clients, len(model))
-        return Trained({"delta": delta}, {}, {}, self._plain.begin_training(assigned, delta), order)
+        return Trained({"delta": delta}, {}, {}, self._plain.begin_training(jobs, size, delta), order)
 
-    def _size(self, jobs: Jobs) -> Size:
-        """Measure what there is to do; the answer is remembered where it is the same for all, as in nearly every
-        synchronous round."""
+    def _size(self, jobs: Jobs) -> tuple[Size, Path]:
+        """Measure what there is to do, and choose how; the answer is remembered where it is the same for all, as in
+        nearly every synchronous round."""
         counts, work = jobs.samples.counts, jobs.work
         fewest, widest = int(counts.min()), int(counts.max())
         even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
@@ -213,37 +176,18 @@ class Cohort:
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
         sample = self.sample_bytes + self.activations
         limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
-        size = Size(steps, limit, even, self.path(work, jobs.options))
-        self._last_size = work, name, size
-        return size
+        found = Size(steps, even, limit), self.path(work, jobs.options)
+        self._last_size = work, name, found
+        return found
 
     def path(self, work: LocalSGD, options: Collection[str], plan: Plan | None = None) -> Path:
         """Choose the path of a work of which these options differ between clients, by this plan or that of a run."""
         return paths.select_path(self.task, work, options, plan or self.plan, self._chain)
 
-    @staticmethod
-    def _lr(jobs: Jobs) -> float | NDArray[np.float64]:
-        """Give the learning rate of all, or of each, `[C]`."""
-        return jobs.options.get("lr", jobs.work.lr)
-
-    def _assignment(self, jobs: Jobs, size: Size) -> Assignment:
-        return Assignment(
-            jobs.work,
-            jobs.models,
-            jobs.received,
-            self._lr(jobs),
-            jobs.keys,
-            jobs.samples,
-            size.steps,
-            size.even,
-            size.limit,
-            jobs.ahead,
-        )
-
     def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
         if steps[0]:
-            delta = self._plain.train(self._assignment(jobs, size))
+            delta = self._plain.train(jobs, size)
         else:
             delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
         payload = {"delta": delta}
@@ -251,28 +195,72 @@ class Cohort:
             return payload, {}, {}
         received = self._plain.received(jobs.models, jobs.received)
         if jobs.work.report:
-            chunk, local = self._local(jobs, self._drawn(jobs, steps))
+            drawn = self._drawn(jobs, steps)
+            chunk, local = self._local(jobs, drawn.indices, drawn.counts)
             payload |= vmap(
                 lambda model, own: reports.values(jobs.work.report, self.task, model, self._client(chunk, own))
             )(received, local)
         return payload, {}, {"params": received + delta} if keep else {}
 
-    def _local(self, jobs: Jobs, drawn: Drawn) -> tuple[int, tuple[Tensor, ...]]:
-        """Collect what `_client` needs of a cohort: the samples of a chunk, and index, weights, counts and keys."""
-        index, counts = drawn.indices, drawn.counts
+    @torch.no_grad()
+    def prepare(self, jobs: Jobs, state: Named) -> Named:
+        """Have each client's `prepare` make of its state `[k, ...]` and its samples what it predicts from; rows as the
+        jobs."""
+        counts = torch.as_tensor(jobs.samples.counts, device=self.plan.device)
+        index = torch.as_tensor(jobs.samples.padded(int(jobs.samples.counts.max())), device=self.plan.device).long()
+        chunk, local = self._local(jobs, index, counts)
+
+        def one(received: Tensor, state: Named, local: tuple[Tensor, ...]) -> Named:
+            return jobs.work.prepare(self.task, received, state, self._client(chunk, local))
+
+        prepared: Named
+        with self.on_device():
+            if self.task.alone:
+                all_of = PlainSGD.received(jobs.models, jobs.received), state, local
+                rows = (tree_map(lambda values, i=i: values[i], all_of) for i in range(len(index)))
+                prepared = tree_map(lambda *parts: torch.stack(parts), *(one(*row) for row in rows))
+            elif len(jobs.models) == 1:  # layers that all share are not copied for each
+                prepared = vmap(one, in_dims=(None, 0, 0))(jobs.models[0], state, local)
+            else:
+                prepared = vmap(one)(PlainSGD.received(jobs.models, jobs.received), state, local)
+        return prepared
+
+    def _scores(self, jobs: Jobs, received: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Score every sample of C clients by the models received `[C, P]`: `[C, n, ...]`, 0 for padding.
+
+        `index` `[C, n]` are rows of the pool, `weights` `[C, n]` are 0 for padding. Clients are sorted: in every chunk
+        the ones that still have samples are a prefix, and only that is scored. A model that all have received is not
+        copied.
+        """
+        shared = len(jobs.models) == 1
+        score = vmap(partial(jobs.work.score, self.task), in_dims=(None if shared else 0, 0, 0))
+        wide = 3 * jobs.work.batch_size  # without gradients there is room for that
+        parts = []
+        for start in range(0, index.shape[1], wide):
+            active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
+            rows = index[:active, start : start + wide]
+            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
+            values = score(jobs.models[0] if shared else received[:active], *samples)
+            parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
+        found = torch.cat(parts, 1)
+        return torch.where(weights.view(*weights.shape, *(1,) * (found.ndim - 2)) > 0, found, 0.0)
+
+    def _local(self, jobs: Jobs, index: Tensor, counts: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+        """Collect what `_client` needs of a cohort with samples `index` `[C, n]`: the samples of a chunk, and index,
+        weights, counts and keys."""
         weights = (torch.arange(index.shape[1], device=index.device) < counts[:, None]).to(self.plan.dtype)
         keys = torch.as_tensor(jobs.keys, device=index.device)
-        chunk = self.chunk(index.shape[1], jobs.work.batch_size)
+        chunk = self._chunk(index.shape[1], jobs.work.batch_size)
         return chunk, (index, weights, counts.to(self.plan.dtype), keys)
 
-    def chunk(self, samples: int, most: int) -> int:
+    def _chunk(self, samples: int, most: int) -> int:
         """Count the samples of a client that are looked at in one go: all, where samples are coupled."""
         return samples if "loss" in self.task.coupled else min(samples, most)
 
     def _drawn(self, jobs: Jobs, steps: NDArray[np.int64]) -> Drawn:
         """Draw what the jobs see, on the device."""
         extent = Extent.of(jobs.work, jobs.samples.counts, steps)
-        return draw(jobs.work, self.place(packed(jobs.keys, jobs.samples, steps, extent.samples)), extent)
+        return draw(jobs.work, self.place(packed(jobs, steps, extent.samples)), extent)
 
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
         """Make one client's data of index, weights, count and key, and of scores if there are any."""
@@ -283,8 +271,7 @@ class Cohort:
         steps = size.steps
         task, work, device, dtype = self.task, jobs.work, self.plan.device, self.plan.dtype
         drawn = self._drawn(jobs, steps)
-        index, batches = drawn.indices, drawn.batches
-        chunk, local = self._local(jobs, drawn)
+        chunk, local = self._local(jobs, drawn.indices, drawn.counts)
         options = {name: torch.as_tensor(values, device=device, dtype=dtype) for name, values in jobs.options.items()}
         received = self._plain.received(jobs.models, jobs.received)
 
@@ -298,29 +285,29 @@ class Cohort:
             return job.conclude(work.bind(option), task, received, params, carry, state, self._client(chunk, local))
 
         def mini_batches() -> Iterator[Batch]:
-            rows, batch_weights = batches.rows(index), batches.weights(dtype)
+            rows, batch_weights = drawn.rows(), drawn.weights(dtype)
             # fewer launches, where it costs little memory
             at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
             gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
-                place = slice(active), batches.stored(number)
+                place = slice(active), drawn.stored(number)
                 inputs, targets = (
                     (part[place] for part in gathered)
                     if at_once
                     else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
                 )
-                positions = batches.positions[place]
+                positions = drawn.positions[place]
                 yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
         if type(work).score is not LocalSGD.score:
-            local = (*local, passes.scores(self, jobs, received, index, local[1]))
+            local = (*local, self._scores(jobs, received, drawn.indices, local[1]))
         params, carry = vmap(start)(options, received, jobs.state, local)
         plain = plain_sgd.applies(task, work, options)
         if plain and steps[0]:
-            weights = vmap(work.counted)(carry, batches.weights(dtype), batches.positions)
-            course = Course(batches.rows(index), weights, drawn.keys, steps)
-            params = params + self._plain.run(params, np.arange(len(steps)), self._plain.rate(self._lr(jobs)), course)
+            weights = vmap(work.counted)(carry, drawn.weights(dtype), drawn.positions)
+            course = Course(drawn.rows(), weights, drawn.keys, steps)
+            params = params + self._plain.run(params, np.arange(len(steps)), self._plain.rate(jobs.lr), course)
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options
         for batch in mini_batches() if not plain else ():
@@ -336,8 +323,8 @@ class Cohort:
 
     def _sequential(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
-        index, counts, keys, batches = self._drawn(jobs, steps)
-        rows, sizes = batches.rows(index), batches.sizes.tolist()
+        drawn = self._drawn(jobs, steps)
+        rows, sizes = drawn.rows(), drawn.sizes.tolist()
         workers = min(len(self._single), len(steps))
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
@@ -351,20 +338,21 @@ class Cohort:
             received = jobs.models[jobs.received[i]]
             state = {name: values[i] for name, values in jobs.state.items()}
             ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
-            key = torch.as_tensor(jobs.keys[i], device=self.plan.device)
-            data = self._client(self.chunk(n, 1024), (index[i, :n], ones, counts[i].to(self.plan.dtype), key))
+            count, key = drawn.counts[i].to(self.plan.dtype), torch.as_tensor(jobs.keys[i], device=self.plan.device)
+            data = self._client(self._chunk(n, 1024), (drawn.indices[i, :n], ones, count, key))
             if type(work).score is not LocalSGD.score:
                 data = replace(data, scores=data.scan(partial(work.score, task, received)))
 
             def mini_batches() -> Iterator[Batch]:
                 for number in range(int(steps[i])):
-                    stored = batches.stored(number)
+                    stored = drawn.stored(number)
                     size = sizes[i][stored]
                     inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
                     if inputs.ndim == 4:  # images: the layout a CPU convolves fastest
                         inputs = inputs.contiguous(memory_format=torch.channels_last)
                     weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
-                    yield Batch(inputs, targets, weights, batches.positions[i, stored, :size], keys[i, number], number)
+                    positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
+                    yield Batch(inputs, targets, weights, positions, key, number)
 
             params, carry = job.begin(work, task, received, state, data)
             if plain_sgd.applies(task, work, ()):

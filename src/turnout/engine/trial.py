@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.core.ragged import Ragged
+from turnout.engine.batches import Jobs, Size
 from turnout.engine.chain import Chain
 from turnout.engine.convolutions import FORMS, HAS_TRITON
 from turnout.engine.graphs import GraphedSGD
-from turnout.engine.plain_sgd import Assignment
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
@@ -44,18 +44,21 @@ def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Tria
     """Take the plan's form of convolution; where it says `auto`, choose one."""
     if plan.convolution != "auto":
         return Trial(plan.convolution, {})
-    if plan.device == "cpu" or plan.kernels == "general" or not _has_choice(task):
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
+    if plan.device == "cpu" or plan.kernels == "general" or not convolves or Chain.of(task, "patches") is None:
         return Trial("client_by_client", {})
     device = torch.cuda.get_device_name(plan.device)
     about = f"{task.module} {tuple(inputs.shape[1:])} {plan.precision} {device} torch {torch.__version__}"
-    file = _cache() / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
+    file = cache / f"convolution-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["convolution"] in FORMS:
             return Trial(str(known["convolution"]), dict(known.get("seconds", {})))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in _candidates()}
+    forms = [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
+    seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in forms}
     fastest = min(seconds, key=seconds.__getitem__)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,33 +68,19 @@ def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Tria
     return Trial(fastest, seconds)
 
 
-def _has_choice(task: Task) -> bool:
-    return (
-        any(isinstance(layer, nn.Conv2d) for layer in task.module.modules()) and Chain.of(task, "patches") is not None
-    )
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
-
-
-def _candidates() -> list[str]:
-    return [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
-
-
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
     """Time the training of a small cohort: the shortest of some repetitions, in seconds."""
     chain, clients = Chain.of(task, plan.convolution), np.arange(CLIENTS)
     sgd = GraphedSGD(task, inputs, targets, plan, chain)
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
     times = []
-    work, steps = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), np.full(CLIENTS, STEPS)
-    assigned = Assignment(work, task.initial[None], np.zeros(CLIENTS, int), 0.0, clients, samples, steps)
+    work, size = LocalSGD(0.0, steps=STEPS, batch_size=BATCH), Size(np.full(CLIENTS, STEPS))
+    jobs = Jobs(work, clients, task.initial[None], np.zeros(CLIENTS, int), samples, {}, {})
     for _ in range(1 + REPEATS):  # once to capture
         torch.cuda.synchronize()
         begin = time.perf_counter()
         try:
-            sgd.train(assigned)
+            sgd.train(jobs, size)
             torch.cuda.synchronize()
         except (RuntimeError, UserError):  # no memory for it, or no such kernel
             return math.inf

@@ -1,11 +1,10 @@
 """What one client computes, and where each name is."""
 
 from turnout.local.modifiers import ControlVariates, Modifier, Proximal, SharpnessAware
-from turnout.local.named import MODIFIERS
 from turnout.local.personaliser import KNNPersonaliser
 from turnout.local.serving import FineTuned, GlobalModel, Neighbours, Serve
 from turnout.local.sgd import Batch, ClientData, LocalSGD
-from turnout.local.transforms import Clip, Noise, Quantise, TopK, Transform
+from turnout.local.transforms import MODIFIERS, Clip, Noise, Quantise, TopK, Transform
 
 __all__ = [
     "MODIFIERS", "Batch", "ClientData", "Clip", "ControlVariates", "FineTuned", "GlobalModel", "KNNPersonaliser",

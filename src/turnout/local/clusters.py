@@ -11,39 +11,33 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from turnout.local.answers import Untrained
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
 
 def best(task: Task, models: Tensor, data: ClientData) -> Tensor:
-    """Which of the models `[C, P]` has the least loss on the client's samples."""
+    """Find which of the models `[C, P]` has the least loss on the client's samples."""
     losses = [data.scan(partial(task.losses, model)).sum() for model in models.unbind()]
     return torch.stack(losses).argmin()
 
 
 def pick(models: Tensor, cluster: Tensor) -> Tensor:
-    """`[P]` the model of a cluster."""
+    """Pick `[P]` the model of a cluster."""
     return models.index_select(0, cluster.long().view(1))[0]
 
 
 @dataclass(frozen=True)
-class ClusterModel(LocalSGD):
-    """No training: a client serves the model of the cluster it is known to be in, or after `prepare` the best one."""
+class ClusterModel(Untrained):
+    """Serve, without training, the model of the cluster that a client is known to be in, or after `prepare` the best
+    one."""
 
     lr: float = 0.0
     steps: int | None = 0
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
 
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
-        return {}
-
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {"cluster": ()}
-
-    def finish(
-        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
-    ) -> tuple[Named, Named]:
-        return {}, state
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
         return {"cluster": best(task, self.models, data)}
@@ -54,7 +48,7 @@ class ClusterModel(LocalSGD):
 
 @dataclass(frozen=True)
 class ClusterSGD(LocalSGD):
-    """Local SGD from the best of several models, which are sent instead of one; the client says which that was."""
+    """Train from the best of several models, which are sent instead of one; the client says which that was."""
 
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
 

@@ -1,7 +1,9 @@
-"""A client's memory: representations of its samples as a frozen model sees them, and what each was.
+"""A client's memory: representations of its samples as a frozen model sees them, and what each was; with less room than
+there are samples, which of them it keeps, or what stands for them.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization", ICML 2022; Marfoq's thesis
-(section 3.6.3) for capacities and for how a memory follows data that change.
+(section 3.6.3) for capacities and for how a memory follows data that change. It keeps a random subset, and learns
+prototypes in another experiment; k-means of each class is the simplest form of those.
 """
 
 from __future__ import annotations
@@ -16,15 +18,73 @@ from torch import Tensor, nn
 
 from turnout.core import random
 from turnout.core.errors import UserError, unknown
-from turnout.local.coreset import check_keep, prototypes, subset
-from turnout.local.index import index_of
-from turnout.local.neighbours import KNN, nearest
+from turnout.local.neighbours import KNN, index_of, nearest
+
+KEEP = ("random", "balanced", "coreset")
+PASSES = 10  # of k-means
+
+
+def check_keep(option: str, keep: str, values: Tensor | None = None) -> None:
+    """Raise unless it is a rule for samples with such values."""
+    if keep not in KEEP:
+        raise unknown(option, keep, KEEP)
+    if keep != "random" and values is not None and (values.is_floating_point() or values.ndim > 1):
+        raise UserError(f"{option}: {keep} needs class labels; a regression keeps random samples")
+
+
+def subset(labels: Tensor, among: Tensor, rank: Tensor, number: Tensor | int, balanced: bool) -> Tensor:
+    """Say `[n]` whether a sample is one of the `number` that are kept of those `among` which there are: the last of
+    them by their `rank` in a shuffle; where `balanced`, the last of each class in turns."""
+    order = torch.where(among, -rank, len(rank)).argsort(stable=True)  # in which they are taken
+    if balanced:
+        turn = torch.where(among[order], rank_in_class(labels[order]), len(rank))
+        order = order[turn.argsort(stable=True)]
+    return among & (order.argsort() < number)
+
+
+def rank_in_class(labels: Tensor) -> Tensor:
+    """Count `[n]` how many of the same label come before each."""
+    order = labels.argsort(stable=True)
+    ordered, place = labels[order], torch.arange(len(labels), device=labels.device)
+    first = torch.where(ordered != ordered.roll(1), place, 0).cummax(0).values  # of its class
+    return (place - first)[order.argsort()]
+
+
+def prototypes(
+    keys: Tensor, labels: Tensor, among: Tensor, number: Tensor | int, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute keys `[most, p]` and labels of `number` prototypes, which come first, and whether a row is one: k-means
+    of each class of the samples `among` `[n]`, begun at samples far apart, as many of a class as in proportion to its
+    size."""
+    place = torch.arange(most, device=keys.device)
+    stored = place < number
+    by_class = torch.where(among, labels, torch.iinfo(labels.dtype).max).argsort(stable=True)
+    share = (place.double() + 0.5) * among.sum() / torch.where(stored, number, torch.inf)
+    classes = labels[by_class[share.long()]]
+    wide, far = keys.double(), torch.where(among, torch.inf, -1.0).double()
+    norms, begun = wide.square().sum(1), []
+    for own in classes.unbind():
+        row = torch.where(labels == own, far, -torch.inf).argmax()
+        centre = wide.index_select(0, row.view(1))
+        apart = (norms - 2 * (wide @ centre[0]) + centre.square().sum()).clamp(min=0)
+        far = torch.where(labels == own, torch.minimum(far, apart), far)
+        begun.append(centre)
+    centres = torch.cat([wide[:0], *begun])
+    foreign = (labels[:, None] != classes) | ~stored
+    for _ in range(PASSES if most else 0):
+        apart = centres.square().sum(1) - 2 * wide @ centres.T
+        nearest = torch.where(foreign, torch.inf, apart).argmin(1)
+        members = ((nearest[:, None] == place) & among[:, None]).to(wide)
+        sizes = members.sum(0)[:, None]
+        centres = torch.where(sizes > 0, members.T @ wide / sizes.clamp(min=1), centres)
+    return centres.to(keys), classes, stored
+
 
 POLICIES = ("growing", "fifo", "fixed")
 
 
 def fingerprint(model: nn.Module, layer: str = "") -> str:
-    """Of a model's weights and the layer that is looked at: keys of another cannot be compared."""
+    """Digest a model's weights and the layer that is looked at: keys of another cannot be compared."""
     digest = hashlib.blake2b(layer.encode(), digest_size=16)
     for name, value in model.state_dict().items():
         digest.update(name.encode())
@@ -39,7 +99,7 @@ def check_capacity(option: str, capacity: float | int | None) -> None:
 
 
 def room(capacity: float | int | None, samples: int) -> int:
-    """How many of a client's samples fit."""
+    """Count how many of a client's samples fit."""
     if capacity is None:
         return samples
     return min(capacity, samples) if isinstance(capacity, int) else round(capacity * samples)
@@ -55,8 +115,8 @@ def check_growth(capacity: float | int | None, kept: int, arrived: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Datastore:
-    """Keys and values in the order they came. `model` is the `fingerprint` of what made the keys; a query with those of
-    another is refused. `index` is `exact`, `faiss`, or `faiss:FACTORY` with a string of `faiss.index_factory`
+    """Keep keys and values in the order they came. `model` is the `fingerprint` of what made the keys; a query with
+    those of another is refused. `index` is `exact`, `faiss`, or `faiss:FACTORY` with a string of `faiss.index_factory`
     (`faiss:HNSW32`)."""
 
     keys: Tensor  # [n, p]
@@ -77,11 +137,11 @@ class Datastore:
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values in memory."""
+        """Count the bytes of keys and values in memory."""
         return self.keys.nbytes + self.values.nbytes
 
     def update(self, keys: Tensor, values: Tensor, policy: str = "growing") -> Datastore:
-        """After samples have arrived: `growing` keeps all, `fifo` its size by dropping the oldest, `fixed` ignores
+        """Add samples that have arrived: `growing` keeps all, `fifo` its size by dropping the oldest, `fixed` ignores
         them."""
         if policy not in POLICIES:
             raise unknown("datastore.policy", policy, POLICIES)
@@ -93,7 +153,7 @@ class Datastore:
         return replace(self, keys=keys[first:], values=values[first:])
 
     def limited(self, count: int, keep: str = "random", seed: int = 0) -> Datastore:
-        """With at most `count` entries, in their order: a `random` subset; a `balanced` one, as many of each class as
+        """Keep at most `count` entries, in their order: a `random` subset; a `balanced` one, as many of each class as
         there are; or a `coreset` of prototypes, k-means of the keys of each class in proportion."""
         check_keep("datastore.keep", keep, self.values)
         if count >= len(self):
@@ -107,7 +167,7 @@ class Datastore:
         return replace(self, keys=self.keys[kept], values=self.values[kept])
 
     def search(self, queries: Tensor, k: int, model: str = "") -> tuple[Tensor, Tensor]:
-        """`[B, k]` distances and positions of the nearest entries, in order; of fewer than k all of them."""
+        """Find `[B, k]` distances and positions of the nearest entries, in order; of fewer than k all of them."""
         if model != self.model:
             raise UserError("datastore: its keys come from another model or layer; build it again with this one")
         self._check_size("queries", queries)
@@ -121,7 +181,7 @@ class Datastore:
             raise UserError(f"datastore: {what} of shape {shape} cannot be compared with keys of {size} numbers")
 
     def vote(self, queries: Tensor, knn: KNN, outputs: int, model: str = "") -> Tensor:
-        """`[B, outputs]` what the neighbours of the queries say."""
+        """Ask `[B, outputs]` what the neighbours of the queries say."""
         distances, positions = self.search(queries, knn.k, model)
         return knn.vote(knn.weights(distances, queries.shape[1]), self.values[positions], outputs)
 

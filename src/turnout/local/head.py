@@ -21,7 +21,7 @@ from turnout.task.task import Task
 
 @dataclass(frozen=True)
 class HeadSGD(LocalSGD):
-    """`head_epochs` passes that train the head alone, then the usual ones: of head and body where `joint`, else of the
+    """Train the head alone for `head_epochs` passes, then the usual ones: of head and body where `joint`, else of the
     body alone. `head` names the layers kept, with commas between; without, it is the last fully connected one.
 
     Only the body is sent, either way: what the global model has for a head is where clients begin.
@@ -32,7 +32,7 @@ class HeadSGD(LocalSGD):
     joint: bool = True
 
     def private(self, task: Task) -> list[bool]:
-        """Which parameters of the task's layout belong to the head."""
+        """Say which parameters of the task's layout belong to the head."""
         layers = dict(task.module.named_modules())
         names = [name.strip() for name in self.head.split(",") if name.strip()] or [_last_linear(task)]
         for name in names:
@@ -42,11 +42,11 @@ class HeadSGD(LocalSGD):
         return [any(f"{own}.".startswith(f"{name}." if name else "") for name in names) for own in task.layout.names]
 
     def sizes(self, task: Task) -> list[int]:
-        """How many numbers each parameter of the head has."""
+        """Count how many numbers each parameter of the head has."""
         return [size for size, own in zip(task.layout.sizes, self.private(task), strict=True) if own]
 
     def mask(self, task: Task, like: Tensor) -> Tensor:
-        """`[P]` where the head is."""
+        """Say `[P]` where the head is."""
         parts = zip(task.layout.sizes, self.private(task), strict=True)
         return torch.cat([like.new_full((size,), own, dtype=torch.bool) for size, own in parts])
 
@@ -55,7 +55,7 @@ class HeadSGD(LocalSGD):
         return torch.cat([params[:0], *(part for part, own in parts if own)])
 
     def joined(self, task: Task, received: Tensor, state: Named) -> Tensor:
-        """The body received, and the client's own head."""
+        """Join the body received and the client's own head, `[P]`."""
         head = torch.where(state["started"] > 0, state["head"], self.head_of(task, received))
         heads = iter(torch.split(head, self.sizes(task)))
         parts = zip(torch.split(received, task.layout.sizes), self.private(task), strict=True)
@@ -98,7 +98,7 @@ class HeadSGD(LocalSGD):
 
 
 def _last_linear(task: Task) -> str:
-    """The last fully connected layer in the order of a pass, or of their definition before there was one."""
+    """Name the last fully connected layer in the order of a pass, or of their definition before there was one."""
     layers = dict(task.module.named_modules())
     linear = [name for name in task.layer_shapes or layers if isinstance(layers[name], nn.Linear)]
     if not linear:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.local import transforms
+from turnout.local.exchange import count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
 
 def begin(work: LocalSGD, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
-    """The parameters that a job starts from, and its carry."""
+    """Begin a job: the parameters `[P]` that it starts from, and its carry."""
     params, carry = work.start(task, received, state, data)
     if not (active := work.active):
         return params, carry
@@ -26,7 +26,7 @@ def begin(work: LocalSGD, task: Task, received: Tensor, state: Named, data: Clie
 
 
 def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
-    """One step; modifiers change every gradient that the work takes, and then what came of it."""
+    """Take one step; modifiers change every gradient that the work takes, and then what came of it."""
     if not (active := work.active):
         return work.step(task, params, carry, batch)
     own, kept = carry
@@ -44,7 +44,7 @@ def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Bat
 def conclude(
     work: LocalSGD, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
 ) -> tuple[Named, Named]:
-    """What is sent, and what the client keeps."""
+    """Conclude a job: what is sent, and what the client keeps."""
     if not (active := work.active):
         return work.answer(task, received, params, carry, state, data)
     own, kept = carry
@@ -68,16 +68,16 @@ def check_names(work: LocalSGD, task: Task) -> None:
 
 
 def numbers_down(work: LocalSGD, task: Task) -> int:
-    """How many numbers are sent to a client: the model, and the tensors of the work and its modifiers."""
+    """Count the numbers sent to a client: the model, and the tensors of the work and its modifiers."""
     tensors = (tensor for modifier in work.modifiers for tensor in modifier.tensors.values())
     return work.download_numbers(task) + sum(tensor.numel() for tensor in tensors)
 
 
 def numbers_up(work: LocalSGD, task: Task) -> float:
-    """How many numbers' worth of bytes a client sends beside its reports: transforms make an update smaller."""
+    """Count the numbers' worth of bytes that a client sends beside its reports: transforms make an update smaller."""
     shapes = work.payload_shapes(task)
-    added = (shape for name, shape in work.sent_shapes(task).items() if name not in shapes)
-    sent = work.upload_numbers(task) + sum(torch.Size(shape).numel() for shape in added)
+    added = {name: shape for name, shape in work.sent_shapes(task).items() if name not in shapes}
+    sent = work.upload_numbers(task) + count_numbers(added)
     if not work.transforms or "delta" not in shapes:
         return sent
     update = work.update_numbers(task)
@@ -85,7 +85,7 @@ def numbers_up(work: LocalSGD, task: Task) -> float:
 
 
 def _modified(work: LocalSGD, modifiers: tuple[Modifier, ...], kept: tuple[Kept, ...], asked: list[Tensor]) -> LocalSGD:
-    """The same work, whose `self.gradient` asks the modifiers."""
+    """Make the same work, whose `self.gradient` asks the modifiers."""
 
     def gradient(task: Task, params: Tensor, carry: Carry, batch: Batch) -> Tensor:
         asked.append(params)

@@ -9,40 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from turnout.core.shuffles import shuffles
-from turnout.local.coreset import check_keep, prototypes, subset
-from turnout.local.datastore import room
+from turnout.local.answers import Untrained
+from turnout.local.datastore import check_keep, prototypes, room, subset
 from turnout.local.neighbours import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
-from turnout.local.sgd import Carry, ClientData, LocalSGD, Named
+from turnout.local.sgd import ClientData, Named
 from turnout.task.task import Task, last_linear
 
 
 @dataclass(frozen=True)
-class MemoryOfSamples(LocalSGD):
-    """`prepare` makes the memory, `predict` mixes it with the model. The other settings are those of the training that
-    made the model; they say how many samples are looked at in one go."""
+class MemoryOfSamples(Untrained):
+    """Make a memory (`prepare`), and mix it with the model (`predict`). The other settings are those of the training
+    that made the model; they say how many samples are looked at in one go."""
 
     knn: KNN = field(default_factory=KNN)
     layer: str | None = None
     capacity: float | int | None = None
     keep: str = "random"
-
-    def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
-        return np.zeros_like(np.asarray(counts, np.int64))
-
-    def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    def finish(
-        self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
-    ) -> tuple[Named, Named]:
-        return {}, {}
 
     def prepared_numbers(self, task: Task, samples: int) -> int:
         shape = (last_linear(task.module).in_features,) if self.layer is None else task.layer_shapes.get(self.layer, ())
@@ -50,8 +37,8 @@ class MemoryOfSamples(LocalSGD):
         return samples * (4 * torch.Size(shape).numel() + 6 * compared)  # both also as float64
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
-        """`keys` [m, p] and `values` [m, ...] of what is kept of the client's samples, which rows are `stored` [m] and
-        which fill up, and lambda.
+        """Make `keys` [m, p] and `values` [m, ...] of what is kept of the client's samples, which rows are `stored` [m]
+        and which fill up, and lambda.
 
         One shuffle decides: the samples held back come first in it, those that fit last. A memory of the others is
         asked about what is held back, to tune lambda. Where a key is not finite, neither is lambda.
@@ -75,7 +62,7 @@ class MemoryOfSamples(LocalSGD):
         return memory | {"interpolation": torch.where(finite, interpolation, torch.nan)}
 
     def _kept(self, keys: Tensor, values: Tensor, among: Tensor, rank: Tensor, fits: Tensor) -> Named:
-        """As many of the samples `among` [n] which there are as fit, or what stands for them."""
+        """Keep as many of the samples `among` [n] which there are as fit, or what stands for them."""
         most, number = self._room(len(rank)), torch.minimum(fits, among.sum())
         if self.keep == "coreset" and self.capacity is not None:
             return dict(zip(("keys", "values", "stored"), prototypes(keys, values, among, number, most), strict=True))
@@ -84,7 +71,7 @@ class MemoryOfSamples(LocalSGD):
         return {"keys": keys[rows], "values": values[rows], "stored": stored[rows]}
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """Logarithms of probabilities, as if they were logits; of a regression its values."""
+        """Give logarithms of probabilities, as if they were logits; of a regression its values."""
         queries, outputs = self._represented(task, received, inputs)
         outputs, shape = flat(outputs), outputs.shape
         values, interpolation = state["values"], state["interpolation"]
@@ -95,7 +82,7 @@ class MemoryOfSamples(LocalSGD):
         return torch.logaddexp(interpolation.log() + said[0], torch.log1p(-interpolation) + said[1])
 
     def _represented(self, task: Task, params: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """`[B, p]` keys, and the outputs."""
+        """Compute `[B, p]` keys, and the outputs."""
         outputs, features = task.represented(params, inputs, self.layer)
         return flat(features), outputs
 
@@ -104,6 +91,6 @@ class MemoryOfSamples(LocalSGD):
 
 
 def _of_count(rule: Callable[[int], int], count: Tensor, most: int) -> Tensor:
-    """What a rule says of a client's number of samples, at most `most`."""
+    """Look up what a rule says of a client's number of samples, at most `most`."""
     table = torch.tensor([rule(number) for number in range(most + 1)], device=count.device)
     return table.gather(0, count.long()[None])[0]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.core.allowed import Finite
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -38,7 +39,7 @@ Slope = Callable[[Tensor], Tensor]  # [P] parameters -> [P] gradient
 
 @dataclass(frozen=True)
 class Modifier(Spelt):
-    """Base class: changes nothing."""
+    """Change nothing: the base class."""
 
     keeps_fast_paths: ClassVar[bool] = False  # whether training is the same without it: it acts on what is sent alone
     gradients: ClassVar[int] = 1  # how many gradients it asks for where the work asks for one
@@ -46,40 +47,40 @@ class Modifier(Spelt):
 
     @property
     def pull(self) -> float:
-        """How strongly each step is pulled towards a fixed point."""
+        """Tell how strongly each step is pulled towards a fixed point."""
         return 0.0
 
     def check(self, work: LocalSGD) -> None:
-        """Raise where that work cannot have it."""
+        """Raise where that work cannot have the modifier."""
 
     def state_shapes(self, task: Task) -> Shapes:
-        """What the client keeps between its jobs, by name; created as zeros."""
+        """Name what a client keeps between its jobs; created as zeros."""
         return {}
 
     def payload_shapes(self, task: Task) -> Shapes:
-        """What is sent beside the work's, by name."""
+        """Name what is sent beside the work's."""
         return {}
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Kept:
-        """What it carries through the job."""
+        """Make what is carried through the job."""
         return ()
 
     def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
-        """The gradient `[P]` in the place of `slope(params)`."""
+        """Compute the gradient `[P]` in the place of `slope(params)`."""
         return slope(params)
 
     def step(self, params: Tensor, kept: Kept, batch: Batch) -> tuple[Tensor, Kept]:
-        """The parameters after a step of the work, and what it carries on."""
+        """Change the parameters after a step of the work, and what is carried on."""
         return params, kept
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, kept: Kept, payload: Named, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
-        """What is sent and what the client keeps, in the place of what is given."""
+        """Change what is sent and what the client keeps."""
         return payload, state
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """The same modifier with some numbers replaced: by arrays over clients, or by one client's scalars."""
+        """Make the same modifier with some numbers replaced: by arrays over clients, or by one client's scalars."""
         bound = copy.copy(self)
         for name, value in options.items():
             object.__setattr__(bound, name, value)
@@ -87,7 +88,7 @@ class Modifier(Spelt):
 
     @property
     def tensors(self) -> Named:
-        """Its tensor fields, by name."""
+        """Name the tensor fields."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -100,11 +101,9 @@ class Proximal(Modifier):
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
     """
 
-    mu: float = 0.1  # strength of the proximal term
+    section: ClassVar[str] = "local.proximal"
 
-    def __post_init__(self) -> None:
-        if not np.all(np.isfinite(self.mu)) or np.any(np.asarray(self.mu) < 0):
-            raise UserError(f"local.proximal.mu: {self.mu} must be a number of at least 0")
+    mu: Finite = 0.1  # strength of the proximal term
 
     @property
     def pull(self) -> float:
@@ -120,19 +119,16 @@ class Proximal(Modifier):
 
 @dataclass(frozen=True)
 class SharpnessAware(Modifier):
-    """The gradient at the steepest point within `rho`: g(theta + rho g(theta) / |g(theta)|).
+    """Take the gradient at the steepest point within `rho`: g(theta + rho g(theta) / |g(theta)|).
 
     Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-aware minimization for efficiently improving generalization", ICLR
     2021.
     """
 
+    section: ClassVar[str] = "local.sharpness_aware"
     gradients: ClassVar[int] = 2
 
-    rho: float = 0.05  # how far up the gradient is taken
-
-    def __post_init__(self) -> None:
-        if not np.all(np.isfinite(self.rho)) or np.any(np.asarray(self.rho) < 0):
-            raise UserError(f"local.sharpness_aware.rho: {self.rho} must be a number of at least 0")
+    rho: Finite = 0.05  # how far up the gradient is taken
 
     def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
         uphill = slope(params)
@@ -141,7 +137,7 @@ class SharpnessAware(Modifier):
 
 @dataclass(frozen=True, eq=False)
 class ControlVariates(Modifier):
-    """Every gradient is corrected by `c - c_i`; afterwards `c_i <- c_i - c + (received - theta) / (K lr)`.
+    """Correct every gradient by `c - c_i`; afterwards `c_i <- c_i - c + (received - theta) / (K lr)`.
 
     Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
     """

@@ -9,20 +9,27 @@ stored samples whose representations z are nearest to the query's, at distances 
 with w = exp(-d / scale) (`laplace`, as printed), exp(-d^2 / (scale p)) for keys of p numbers (`gaussian`, as in the
 authors' experiments) or 1 (`uniform`). For a regression the vote is the mean of the neighbours' values under the same
 weights. The functions here are for one client and work under `vmap`.
+
+Neighbours may be found by an index of FAISS, which may be approximate, and are compared exactly: `faiss` searches
+everything, in single precision; `faiss:FACTORY` is a string of `faiss.index_factory` (`faiss:HNSW32`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from turnout.core.errors import UserError, check_positive, unknown
-from turnout.local.index import EXACT, MORE, candidates, check_index
+from turnout.core.allowed import Count, OneOf, Positive, Range, Share
+from turnout.core.errors import UserError, unknown
+from turnout.core.imports import extra, optional
+from turnout.core.spelling import Spelt
 
+EXACT = "exact"
+MORE = 8  # candidates beyond the k nearest: single precision may take neighbours as far as each other for one another
 KERNELS = ("laplace", "gaussian", "uniform")
 TUNINGS = ("grid", "loglik")
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -33,7 +40,8 @@ SAME = 1e-15  # squared distance over the squared norm of the query that is roun
 
 
 class _Bits(torch.autograd.Function):
-    """The bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a view."""
+    """Read the bits of numbers as numbers of another type as wide, in their place; torch 2.11 cannot `vmap` such a
+    view."""
 
     @staticmethod
     def forward(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -54,7 +62,8 @@ def bits_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
 
 
 def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`[B, k]` distances from the queries `[B, p]` to the nearest of the keys `[n, p]`, in order, and their positions.
+    """Find `[B, k]` distances from the queries `[B, p]` to the nearest of the keys `[n, p]`, in order, and their
+    positions.
 
     Among keys as near as each other the first comes first, on every device: the position takes the place of the lowest
     bits of the squared distance, a float64, which is then sorted as an integer. That leaves differences of 2^-28 to
@@ -77,7 +86,7 @@ def nearest(keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None)
 def nearest_by(
     index: str, keys: Tensor, queries: Tensor, k: int, stored: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same among the keys that an index finds; fewer where it finds fewer: the others are infinitely far."""
+    """Find the same among the keys that an index finds; fewer where it finds fewer: the others are infinitely far."""
     everybody = torch.ones(len(keys), dtype=torch.bool, device=keys.device) if stored is None else stored
     places = candidates(index, keys, queries, everybody, min(k + MORE, len(keys)))
     near, asked = keys[places.clamp(min=0)].double(), queries.double()
@@ -88,7 +97,7 @@ def nearest_by(
 
 
 def _first(squares: Tensor, own: Tensor, position: Tensor, k: int) -> Tensor:
-    """`[B, k]` the smallest squared distances, each with a position in the place of its lowest bits."""
+    """Pack `[B, k]` the smallest squared distances, each with a position in the place of its lowest bits."""
     packed = bits_as(torch.int64, torch.maximum(squares, SAME * own)) & ~POSITION
     return packed.bitwise_or_(position).topk(k, largest=False).values
 
@@ -100,39 +109,32 @@ def _unpacked(packed: Tensor, queries: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 @dataclass(frozen=True)
-class KNN:
-    """How neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction` of
-    its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the smallest
-    of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes `interpolation`."""
+class KNN(Spelt):
+    """Say how neighbours vote (`k`, `kernel`, `scale`) and how much their vote counts: a client holds back a `fraction`
+    of its samples and takes the best lambda for them, of a grid by accuracy (squared error in a regression; the
+    smallest of the best) or of [0, 1] by likelihood (`tune` loglik). Who has nothing to hold back takes
+    `interpolation`."""
 
-    k: int = 10
-    kernel: str = "laplace"
-    scale: float = 1.0
-    tune: str = "grid"
-    fraction: float = 0.2
-    interpolation: float = 0.5
-    index: str = EXACT  # how neighbours are found: see `turnout.local.index`
+    section: ClassVar[str] = "knn"
 
-    def check(self, section: str) -> None:
-        """Raise a `UserError` that names the option."""
-        check_index(f"{section}.index", self.index)
-        if self.k < 1:
-            raise UserError(f"{section}.k: {self.k} must be at least 1")
-        check_positive(f"{section}.scale", self.scale)
-        for name, allowed in (("kernel", KERNELS), ("tune", TUNINGS)):
-            if getattr(self, name) not in allowed:
-                raise unknown(f"{section}.{name}", getattr(self, name), allowed)
-        if not 0 <= self.fraction < 1:
-            raise UserError(f"{section}.fraction: {self.fraction} must be at least 0 and below 1")
-        if not 0 <= self.interpolation <= 1:
-            raise UserError(f"{section}.interpolation: {self.interpolation} must be between 0 and 1")
+    k: Count = 10  # neighbours that vote
+    kernel: Annotated[str, OneOf(KERNELS)] = "laplace"  # how a vote falls with distance
+    scale: Positive = 1.0  # distance at which it has fallen by e
+    tune: Annotated[str, OneOf(TUNINGS)] = "grid"  # how lambda is found
+    fraction: Annotated[float, Range(least=0, below=1)] = 0.2  # of the training samples, to tune lambda on
+    interpolation: Share = 0.5  # lambda, where it is not tuned
+    index: str = EXACT  # how neighbours are found: exact, faiss or faiss:FACTORY
+
+    def __post_init__(self) -> None:
+        check_index(f"{self.section}.index", self.index)
 
     def held_back(self, samples: int) -> int:
-        """How many of a client's samples lambda is tuned on: at least one is held back and one left, of two or more."""
+        """Count the samples of a client that lambda is tuned on: at least one is held back and one left, of two or
+        more."""
         return min(max(1, round(self.fraction * samples)), samples - 1) if self.fraction and samples > 1 else 0
 
     def weights(self, distances: Tensor, size: int) -> Tensor:
-        """`[B, k]` of neighbours with keys of `size` numbers, nearest first; they sum to 1, or to 0 where there are
+        """Weigh `[B, k]` neighbours with keys of `size` numbers, nearest first; they sum to 1, or to 0 where there are
         none. Relative to the nearest, so that nothing underflows."""
         apart = distances.square() / size if self.kernel == "gaussian" else distances
         further = torch.zeros_like(apart) if self.kernel == "uniform" else (apart - apart[:, :1]) / self.scale
@@ -140,8 +142,8 @@ class KNN:
         return weights / weights.sum(1, keepdim=True).clamp(min=1)
 
     def vote(self, weights: Tensor, values: Tensor, outputs: int) -> Tensor:
-        """`[B, outputs]` by neighbours `[B, k]` that know these values: probabilities of classes, or `[B, k, ...]` real
-        values and their mean."""
+        """Vote `[B, outputs]` by neighbours `[B, k]` that know these values: probabilities of classes, or `[B, k, ...]`
+        real values and their mean."""
         if values.is_floating_point():
             return (weights[..., None] * values.reshape(*weights.shape, outputs)).sum(1)
         votes = weights.new_zeros(len(weights), outputs)
@@ -152,13 +154,13 @@ class KNN:
     def local(
         self, keys: Tensor, values: Tensor, queries: Tensor, outputs: int, stored: Tensor | None = None
     ) -> Tensor:
-        """`[B, outputs]` what the stored samples alone say of the queries."""
+        """Ask `[B, outputs]` what the stored samples alone say of the queries."""
         find = nearest if self.index == EXACT else partial(nearest_by, self.index)
         distances, positions = find(keys, queries, self.k, stored)
         return self.vote(self.weights(distances, keys.shape[1]), values[positions], outputs)
 
     def tuned(self, local: Tensor, served: Tensor, values: Tensor, real: Tensor) -> Tensor:
-        """The best lambda for samples with these values, of which the neighbours say `local` and the global model
+        """Find the best lambda for samples with these values, of which the neighbours say `local` and the global model
         `served` `[m, outputs]`; those that are not `real` `[m]` do not count."""
         if self.tune == "loglik":
             if values.is_floating_point():
@@ -172,7 +174,7 @@ class KNN:
 
 
 def flat(values: Tensor) -> Tensor:
-    """`[B, numbers of a sample]`."""
+    """Flatten to `[B, numbers of a sample]`."""
     return values.unsqueeze(-1).flatten(1)
 
 
@@ -188,21 +190,21 @@ def check_votes(values: Tensor, outputs: Tensor) -> None:
 
 
 def mixed(local: Tensor, served: Tensor, interpolation: float | Tensor) -> Tensor:
-    """lambda local + (1 - lambda) served."""
+    """Mix `lambda local + (1 - lambda) served`."""
     return interpolation * local + (1 - interpolation) * served
 
 
 def score(predicted: Tensor, values: Tensor) -> Tensor:
-    """`[B]` 1 for the right class and 0 for a wrong one; of a regression minus the squared error."""
+    """Score `[B]` 1 for the right class and 0 for a wrong one; of a regression minus the squared error."""
     if values.is_floating_point():
         return -(predicted - values.view_as(predicted)).square().mean(1)
     return (predicted.argmax(1) == values).to(predicted.dtype)
 
 
 def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
-    """The lambda that maximises sum log(lambda a + (1 - lambda) b), a and b being the two probabilities `[m]` of what
-    was true: concave, so the zero of its slope, or an end. It is 0 just if mean(a / b) <= 1, and 1 just if mean(b / a)
-    <= 1 (and not both)."""
+    """Find the lambda that maximises sum log(lambda a + (1 - lambda) b), a and b being the two probabilities `[m]` of
+    what was true: concave, so the zero of its slope, or an end. It is 0 just if mean(a / b) <= 1, and 1 just if mean(b
+    / a) <= 1 (and not both)."""
     a, b = (part.double().clamp(min=SMALLEST) for part in (local, served))
 
     def slope(at: Tensor) -> Tensor:
@@ -215,3 +217,60 @@ def likeliest(local: Tensor, served: Tensor, real: Tensor) -> Tensor:
         rising = slope(middle) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
     return torch.where(ends[0], 0, torch.where(ends[1], 1, middle))
+
+
+def check_index(option: str, index: str) -> None:
+    """Raise unless an index is the exact one, or one of FAISS, which must be installed."""
+    if index == EXACT:
+        return
+    if index.partition(":")[0] != "faiss":
+        raise unknown(option, index, (EXACT, "faiss", "faiss:FACTORY"))
+    _faiss(option)
+
+
+def index_of(option: str, index: str, keys: Tensor) -> Any:
+    """Make the index of FAISS over keys `[n, p]`."""
+    rows = keys.cpu().float().contiguous().numpy()
+    made = _faiss(option).index_factory(rows.shape[1], index.partition(":")[2] or "Flat")
+    made.train(rows)
+    made.add(rows)
+    return made
+
+
+def candidates(index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int) -> Tensor:
+    """Find `[B, count]` positions of keys near the queries, in rising order, -1 where none was found; under `vmap`
+    there is an index for each client. Only keys that are `stored` `[n]` are searched."""
+    found: Tensor = _Candidates.apply(index, keys, queries, stored, count)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Candidates(torch.autograd.Function):
+    @staticmethod
+    def forward(index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int) -> Tensor:
+        rows = stored.nonzero()[:, 0]
+        found = torch.full((len(queries), count), -1, device=queries.device)
+        if len(rows):
+            most = min(count, len(rows))
+            _, near = index_of("algorithm.index", index, keys[rows]).search(queries.cpu().float().numpy(), most)
+            places = torch.as_tensor(near, device=queries.device)
+            found[:, :most] = torch.where(places < 0, -1, rows[places.clamp(min=0)])
+        return found.sort(1).values
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, index: str, keys: Tensor, queries: Tensor, stored: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        parts = [
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip((keys, queries, stored), in_dims[1:4], strict=True)
+        ]
+        found = [candidates(index, own, asked, kept, count) for own, asked, kept in zip(*parts, strict=True)]
+        return torch.stack(found), 0
+
+
+def _faiss(option: str) -> Any:
+    return optional(option, "faiss", extra("faiss"))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import random
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors
 from turnout.core.spelling import Spelt
@@ -38,11 +39,11 @@ class Represented(NamedTuple):
     values: Tensor  # [n, ...] what is true
 
     def rows(self, which: Tensor) -> Represented:
-        """Some of the samples."""
+        """Take some of the samples."""
         return Represented(*(part[which] for part in self))
 
     def asked(self, store: Datastore, knn: KNN) -> Held:
-        """What a memory that does not hold these samples says of them."""
+        """Ask a memory that does not hold these samples of them."""
         return Held(store.vote(self.keys, knn, self.served.shape[1], store.model), self.served, self.values)
 
 
@@ -54,13 +55,13 @@ class Held(NamedTuple):
     values: Tensor  # [m, ...]
 
     def best(self, knn: KNN) -> float:
-        """lambda; the one to fall back on where nothing is held."""
+        """Find lambda; the one to fall back on where nothing is held."""
         if not len(self.values):
             return knn.interpolation
         return float(knn.tuned(*self, torch.ones(len(self.values), dtype=torch.bool, device=self.local.device)))
 
     def newest(self, newer: Held, count: int) -> Held:
-        """The last of both."""
+        """Keep the last of both."""
         both = (torch.cat(pair) for pair in zip(self, newer, strict=True))
         return Held(*(part[max(0, len(part) - count) :] for part in both))
 
@@ -74,7 +75,7 @@ def memorise(
     model: str = "",
     index: str = "exact",
 ) -> tuple[Datastore, Held]:
-    """The memory of these samples; and what one without a random `knn.fraction` of them says of those."""
+    """Make the memory of these samples, and ask what one without a random `knn.fraction` of them says of those."""
     count = len(samples.keys)
     order = torch.as_tensor(random.permutation(random.key(seed, "held back"), count), device=samples.keys.device)
     held, fit = order[: knn.held_back(count)], order[knn.held_back(count) :].sort().values
@@ -87,9 +88,10 @@ def memorise(
 
 @dataclass
 class KNNPersonaliser(Spelt):
-    """`layer` names the one whose output represents a sample, or computes it; without it, what the last fully connected
-    layer is given. `capacity` is how many samples are kept, as a share (a float) or a number (an int), and `keep` which
-    (see `Datastore.limited`). Integer targets are classes and the model's outputs logits; real ones are a regression.
+    """Serve a model with a memory. `layer` names the one whose output represents a sample, or computes it; without it,
+    what the last fully connected layer is given. `capacity` is how many samples are kept, as a share (a float) or a
+    number (an int), and `keep` which (see `Datastore.limited`). Integer targets are classes and the model's outputs
+    logits; real ones are a regression.
     """
 
     model: nn.Module
@@ -99,17 +101,14 @@ class KNNPersonaliser(Spelt):
     keep: str = "random"
     index: str = "exact"
     seed: int = 0
-    batch_size: int = 256
+    batch_size: Count = 256
     store: Datastore | None = field(default=None, init=False)
     interpolation: float = field(default=0.0, init=False)  # lambda
     held: Held | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.knn.check("knn")
         check_capacity("capacity", self.capacity)
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
 
     def fit(self, inputs: Tensor, targets: Tensor) -> Self:
         """Remember these samples, and tune lambda on some of them."""
@@ -121,9 +120,9 @@ class KNNPersonaliser(Spelt):
         return self
 
     def update(self, inputs: Tensor, targets: Tensor, policy: str = "growing", retune: bool = True) -> Self:
-        """Samples have arrived: see `Datastore.update`. To `retune`, they are asked about before they are remembered,
-        and lambda is the best one for the newest of all that were, `knn.fraction` of the memory. A memory that is empty
-        and may grow starts with them; one that has no room for them may not grow."""
+        """Add samples that have arrived: see `Datastore.update`. To `retune`, they are asked about before they are
+        remembered, and lambda is the best one for the newest of all that were, `knn.fraction` of the memory. A memory
+        that is empty and may grow starts with them; one that has no room for them may not grow."""
         store, held = self._fitted()
         if not len(store) and policy == "growing":
             return self.fit(inputs, targets)
@@ -137,7 +136,7 @@ class KNNPersonaliser(Spelt):
         return self
 
     def predict_proba(self, inputs: Tensor) -> Tensor:
-        """`[B, classes]` lambda local + (1 - lambda) global; of a regression the same of values."""
+        """Predict `[B, classes]` lambda local + (1 - lambda) global; of a regression the same of values."""
         store, _ = self._fitted()
         keys, served = self._look(inputs, store.values.is_floating_point())
         if len(store):
@@ -148,13 +147,13 @@ class KNNPersonaliser(Spelt):
         return served
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """`[B]` the likeliest class; of a regression `[B, outputs]`."""
+        """Predict `[B]` the likeliest class; of a regression `[B, outputs]`."""
         mixture = self.predict_proba(inputs)
         assert self.store is not None
         return mixture if self.store.values.is_floating_point() else mixture.argmax(1)
 
     def represent(self, inputs: Tensor, targets: Tensor) -> Represented:
-        """These samples as the model sees them."""
+        """Look at these samples as the model sees them."""
         if len(inputs) != len(targets):
             raise UserError(f"targets: {len(targets)} of them for {len(inputs)} inputs")
         keys, served = self._look(inputs, targets.is_floating_point())
@@ -169,7 +168,7 @@ class KNNPersonaliser(Spelt):
 
     @torch.no_grad()
     def _look(self, inputs: Tensor, regression: bool) -> tuple[Tensor, Tensor]:
-        """Keys and what the model says, in evaluation mode, some samples at a time."""
+        """Compute keys and what the model says, in evaluation mode, some samples at a time."""
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -205,7 +204,7 @@ class KNNPersonaliser(Spelt):
         return self.store, self.held
 
     def save(self, path: Path) -> None:
-        """The memory, lambda and how to vote, as safetensors; not the model."""
+        """Save memory, lambda and how to vote, as safetensors; not the model."""
         store, held = self._fitted()
         tensors = {"keys": store.keys, "values": store.values}
         tensors |= {f"held.{name}": part for name, part in held._asdict().items()}
@@ -214,7 +213,7 @@ class KNNPersonaliser(Spelt):
         write_tensors(Path(path), ready, {"facts": json.dumps(facts)})
 
     def load(self, path: Path) -> Self:
-        """What was saved, for the same model."""
+        """Load what was saved, for the same model."""
         from safetensors import SafetensorError, safe_open
 
         try:

@@ -13,7 +13,6 @@ and W), one number for a recurrent layer (the sum over its final state), and eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.task.task import RECURRENT, Task, no_features
 
@@ -32,61 +30,22 @@ Moments = tuple[Any, Any, Any]  # count, mean and sum of squared deviations, of 
 
 
 def merge(one: Moments, other: Moments) -> Moments:
-    """Of both sets of samples together (Chan, Golub, LeVeque 1979): no difference of large sums."""
+    """Merge moments of two sets of samples (Chan, Golub, LeVeque 1979): no difference of large sums."""
     count = one[0] + other[0]
     apart = other[1] - one[1]
     share = other[0] / count
     return count, one[1] + apart * share, one[2] + other[2] + apart * apart * (one[0] * share)
 
 
-@dataclass(frozen=True, eq=False)
-class RepresentationProfile:
-    """Moments of q elements over `count` samples, made with `version` of the model."""
-
-    mean: FloatArray  # [q]
-    var: FloatArray  # [q]
-    count: int
-    version: int = 0
-
-    @property
-    def size(self) -> int:
-        """q."""
-        return len(self.mean)
-
-    @property
-    def nbytes(self) -> int:
-        """On the wire: two float32 an element."""
-        return 8 * self.size
-
-    @property
-    def array(self) -> FloatArray:
-        """`[2, q]` means and variances."""
-        return np.stack([self.mean, self.var])
-
-    def merge(self, other: RepresentationProfile) -> RepresentationProfile:
-        """The profile of both sets of samples, without looking at them."""
-        if (self.size, self.version) != (other.size, other.version):
-            raise UserError(
-                f"profile: {self.size} elements of version {self.version} cannot be merged with "
-                f"{other.size} of version {other.version}; use the same layer and model"
-            )
-        parts = ((part.count, part.mean, part.var * part.count) for part in (self, other))
-        count, mean, squares = merge(*parts)
-        return RepresentationProfile(mean, squares / count, count, self.version)
-
-
-def profile_of(
-    task: Task, params: Tensor, inputs: Tensor, layer: str, batch: int = 1024, version: int = 0
-) -> RepresentationProfile:
-    """The profile of these samples, looked at `batch` at a time."""
+def profile_of(task: Task, params: Tensor, inputs: Tensor, layer: str, batch: int = 1024) -> FloatArray:
+    """Profile these samples, looked at `batch` at a time: `[2, q]` means and variances."""
     parts = ((elements(task, params, part, layer), None) for part in torch.split(inputs, batch))
     with torch.no_grad():
-        mean, var = (part.cpu().numpy() for part in _moments(parts))
-    return RepresentationProfile(mean, var, len(inputs), version)
+        return np.stack([part.cpu().numpy() for part in _moments(parts)])
 
 
 def client_profile(task: Task, received: Tensor, data: ClientData, layer: str) -> Tensor:
-    """`[2, q]` the profile of one client's samples."""
+    """Compute `[2, q]` the profile of one client's samples."""
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, _, weights in data.chunks():
@@ -96,7 +55,7 @@ def client_profile(task: Task, received: Tensor, data: ClientData, layer: str) -
 
 
 def profile_shape(task: Task, layer: str) -> tuple[int, int]:
-    """(2, q), for a model that has seen a sample."""
+    """Tell (2, q), for a model that has seen a sample."""
     module = task.layer(layer)
     if layer not in task.layer_shapes:
         raise no_features(layer)
@@ -107,7 +66,7 @@ def profile_shape(task: Task, layer: str) -> tuple[int, int]:
 
 
 def elements(task: Task, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
-    """`[B, q]` what is profiled of each sample."""
+    """Compute `[B, q]` what is profiled of each sample."""
     module, outputs = task.layer(layer), task.features(params, inputs, layer)
     if isinstance(module, RECURRENT):
         return outputs.sum(1, keepdim=True)
@@ -121,7 +80,7 @@ def _has_channels(module: torch.nn.Module, ndim: int) -> bool:
 
 
 def _moments(parts: Iterable[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
-    """`[q]` mean and variance in float64 of rows `[B, q]`; those of weight 0 do not count."""
+    """Compute `[q]` mean and variance in float64 of rows `[B, q]`; those of weight 0 do not count."""
     found: Moments | None = None
     for rows, weights in parts:
         rows = rows.double()

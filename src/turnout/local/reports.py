@@ -39,7 +39,7 @@ REPORTS = {
 
 
 def parse(reports: str) -> list[tuple[str, str]]:
-    """(name, argument) of each."""
+    """Split reports into (name, argument) of each."""
     found = [part.partition(":")[::2] for part in reports.split(",") if part]
     for name, _ in found:
         if name not in REPORTS:
@@ -48,15 +48,15 @@ def parse(reports: str) -> list[tuple[str, str]]:
 
 
 def shapes(reports: str, task: Task) -> dict[str, tuple[int, ...]]:
-    """What comes back, by name."""
+    """Name what comes back."""
     return {name: REPORTS[name].shape(task, argument) for name, argument in parse(reports)}
 
 
 def values(reports: str, task: Task, received: Tensor, data: ClientData) -> dict[str, Tensor]:
-    """The reports of one client on the model it received."""
+    """Compute the reports of one client on the model received."""
     return {name: REPORTS[name].value(task, received, data, argument) for name, argument in parse(reports)}
 
 
 def passes(reports: str) -> int:
-    """How many passes over a client's samples they take."""
+    """Count the passes over a client's samples that reports take."""
     return sum(REPORTS[name].passes for name, _ in parse(reports))

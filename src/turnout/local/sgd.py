@@ -18,22 +18,23 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
-from turnout.core.spelling import Spelt
 from turnout.local import reports, transforms
-from turnout.local.modifiers import Modifier, Shapes
-from turnout.local.transforms import Transform
+from turnout.local.exchange import Exchange
+from turnout.local.modifiers import Modifier
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
 Named = dict[str, Tensor]
+_Length = Annotated[int, Range(0, 10**9)]
 
 
 class Batch(NamedTuple):
@@ -62,12 +63,12 @@ class ClientData:
     scores: Tensor | None = None  # [n_max, ...] where the work gives every sample one; 0 for padding
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs, targets and weights of all samples, some at a time."""
+        """Yield inputs, targets and weights of all samples, some at a time."""
         for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
             yield self.inputs[index], self.targets[index], weights
 
     def scan(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
+        """Map `function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
 
         Rows of padding are zero, so that a sum over rows is a sum over the client's samples.
         """
@@ -78,18 +79,18 @@ class ClientData:
         return torch.cat(rows)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the client's samples of what a scan returned."""
+        """Average over the client's samples what a scan returned."""
         return values.sum(0) / self.count
 
 
 def _used(number: float | Tensor) -> bool:
-    """Whether an option matters: a client's own number (a tensor) always may."""
+    """Say whether an option matters: a client's own number (a tensor) always may."""
     return isinstance(number, Tensor) or number != 0
 
 
 @dataclass(frozen=True)
-class LocalSGD(Spelt):
-    """`theta <- theta - lr * grad`, over mini-batches, from the model received.
+class LocalSGD(Exchange):
+    """Train by `theta <- theta - lr * grad`, over mini-batches, from the model received.
 
     How much: `epochs` passes, or exactly `steps` steps. Which samples: `batching` is
 
@@ -102,22 +103,21 @@ class LocalSGD(Spelt):
     from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
     """
 
+    section: ClassVar[str] = "local"
     gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
-    MOST: ClassVar[int] = 10**9  # epochs, or steps
-    BATCHINGS: ClassVar[tuple[str, ...]] = ("epochs", "draws", "fixed", "full")
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
 
-    lr: float  # learning rate
-    epochs: int = 1  # passes over the samples
-    steps: int | None = None  # of a job; none: as many as the epochs have
-    batch_size: int = 32  # samples of a mini-batch
-    batching: str = "epochs"  # epochs, draws, fixed or full: which samples a step has
-    momentum: float = 0.0  # share of its speed that a step keeps; each job begins with 0
-    weight_decay: float = 0.0  # pull of the parameters towards 0
-    clip_norm: float | None = None  # largest norm of a mini-batch gradient; none: no limit
-    lr_decay: float = 1.0  # factor of the learning rate from one version to the next
-    lr_power: float = 0.0  # the learning rate falls as (version + 1)^-power
+    lr: Finite  # learning rate
+    epochs: _Length = 1  # passes over the samples
+    steps: _Length | None = None  # of a job; none: as many as the epochs have
+    batch_size: Annotated[int, Range(least=1, below=math.inf)] = 32  # samples of a mini-batch
+    batching: Annotated[str, OneOf(("epochs", "draws", "fixed", "full"))] = "epochs"  # which samples a step has
+    momentum: Finite = 0.0  # share of its speed that a step keeps; each job begins with 0
+    weight_decay: Finite = 0.0  # pull of the parameters towards 0
+    clip_norm: Annotated[float, Range(above=0)] | None = None  # largest norm of a mini-batch gradient; none: no limit
+    lr_decay: Finite = 1.0  # factor of the learning rate from one version to the next
+    lr_power: Finite = 0.0  # the learning rate falls as (version + 1)^-power
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
     modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
 
@@ -125,25 +125,11 @@ class LocalSGD(Spelt):
         reports.parse(self.report)
         object.__setattr__(self, "modifiers", tuple(self.modifiers))
         transforms.check_all(self)
-        if self.batching not in self.BATCHINGS:
-            raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")
-        if self.steps is not None and np.any(np.asarray(self.steps) < 0):
-            raise UserError(f"local.steps: {self.steps} must be a number of at least 0")
-        for name in ("epochs", "steps"):
-            if (value := getattr(self, name)) is not None and np.any(np.asarray(value) > self.MOST):
-                raise UserError(f"local.{name}: {value} must be at most {self.MOST}")
-        if self.clip_norm is not None and not np.all(np.asarray(self.clip_norm) > 0):
-            raise UserError(f"local.clip_norm: {self.clip_norm} must be above 0")
-        lows = {"epochs": 0, "batch_size": 1}
-        for name in ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_power"):
-            value, low = getattr(self, name), lows.get(name, 0.0)
-            if not np.all(np.isfinite(value)) or np.any(np.asarray(value) < low):
-                raise UserError(f"local.{name}: {value} must be a number of at least {low}")
 
     @classmethod
     def extend(cls, base: LocalSGD, **more: Any) -> Self:
-        """This kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or this
-        kind is made of that one and replaces none of the numbers that one adds."""
+        """Make this kind of work with the settings of another, of which nothing may be lost: it is a `LocalSGD`, or
+        this kind is made of that one and replaces none of the numbers that one adds."""
         added = {part.name for part in fields(base)} - {part.name for part in fields(LocalSGD)}
         if not issubclass(cls, type(base)) or added & more.keys():
             raise base.lost_to(cls.__name__)
@@ -151,20 +137,20 @@ class LocalSGD(Spelt):
 
     @classmethod
     def like(cls, training: LocalSGD, **more: Any) -> Self:
-        """This kind of work, which does not train, for clients that train like that."""
+        """Make this kind of work, which does not train, for clients that train like that."""
         settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
         return cls(**settings | {"modifiers": ()} | more)
 
     def lost_to(self, other: str) -> UserError:
-        """What is said where another work would take the place of this one."""
+        """Say that another work would take the place of this one."""
         return UserError(
             f"local: the {type(self).__name__} given would be replaced by {other}, and what it adds to LocalSGD lost; "
             "give a plain LocalSGD, or take an algorithm that leaves the local work as it is, such as fedavg"
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """The same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number `mu`
-        of its first modifier is called `modifiers.0.mu`."""
+        """Make the same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number
+        `mu` of its first modifier is called `modifiers.0.mu`."""
         if not options:
             return self
         bound = copy.copy(self)
@@ -179,45 +165,41 @@ class LocalSGD(Spelt):
         return bound
 
     def modified(self, *more: Modifier) -> Self:
-        """The same work with these modifiers after its own."""
+        """Make the same work with these modifiers after its own."""
         work = self.bind({"modifiers": (*self.modifiers, *more)})
         transforms.check_all(work)
         return work
 
+    def reporting(self, report: str) -> Self:
+        """Make the same work whose clients also report this."""
+        asked = self.report.split(",")
+        missing = [part for part in report.split(",") if part not in ("", *asked)]
+        return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
+
     @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:
-        """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""
+        """Name the work and its modifiers, by what stands before the names of their numbers in `bind`."""
         return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
 
-    @property
-    def active(self) -> tuple[Modifier, ...]:
-        """The modifiers that act in training."""
-        return tuple(modifier for modifier in self.modifiers if not modifier.keeps_fast_paths)
-
-    @property
-    def transforms(self) -> tuple[Transform, ...]:
-        """The modifiers that act on what is sent."""
-        return tuple(modifier for modifier in self.modifiers if isinstance(modifier, Transform))
-
     def lr_factor(self, version: ArrayLike) -> NDArray[np.float64]:
-        """What the learning rate is multiplied by in jobs that begin from that version."""
+        """Compute what the learning rate is multiplied by in jobs that begin from that version."""
         t = np.asarray(version, np.float64)
         factor: NDArray[np.float64] = self.lr_decay**t / (t + 1) ** self.lr_power
         return factor
 
     def at(self, version: int) -> Self:
-        """The same work with the learning rate of jobs that begin from that version."""
+        """Make the same work with the learning rate of jobs that begin from that version."""
         if not self.scheduled:
             return self
         return self.bind({"lr": self.lr * float(self.lr_factor(version)), "lr_decay": 1.0, "lr_power": 0.0})
 
     @property
     def scheduled(self) -> bool:
-        """Whether the learning rate changes from version to version."""
+        """Say whether the learning rate changes from version to version."""
         return self.lr_decay != 1 or self.lr_power != 0
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
-        """Steps of a job on `counts` samples."""
+        """Count the steps of a job on `counts` samples."""
         counts = np.asarray(counts, np.int64)
         if self.steps is not None:
             return np.broadcast_to(np.asarray(self.steps, np.int64), counts.shape)
@@ -225,13 +207,13 @@ class LocalSGD(Spelt):
         return steps
 
     def steps_a_pass(self, counts: ArrayLike) -> NDArray[np.int64]:
-        """Steps in which each of `counts` samples is seen once."""
+        """Count the steps in which each of `counts` samples is seen once."""
         counts = np.asarray(counts, np.int64)
         return np.ones_like(counts) if self.batching == "full" else -(-counts // self.batch_size)
 
     def busy(self, counts: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
-        """Steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as long
-        as one of the training."""
+        """Count steps and samples in time: a step of two gradients counts twice, and a pass besides the steps takes as
+        long as one of the training."""
         steps = self.num_steps(counts)
         gradients = self.gradients * math.prod(modifier.gradients for modifier in self.modifiers)
         if not self.passes and gradients == 1:
@@ -240,8 +222,8 @@ class LocalSGD(Spelt):
         return steps + extra, np.asarray(counts) * (1 + extra / np.maximum(1, steps))
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
-        """|a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for plain SGD,
-        (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
+        """Compute |a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for
+        plain SGD, (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
         steps = np.asarray(steps, np.float64)
         pull = np.broadcast_to(np.asarray(self.lr, np.float64) * self.pull, steps.shape)
         if self.momentum:
@@ -256,70 +238,21 @@ class LocalSGD(Spelt):
 
     @property
     def gradients(self) -> int:
-        """How many gradients a step takes by `self.gradient`."""
+        """Count the gradients that a step takes by `self.gradient`."""
         return 1
 
     @property
     def passes(self) -> int:
-        """How many passes over the samples it takes besides the steps."""
+        """Count the passes over the samples besides the steps."""
         return reports.passes(self.report) + sum(modifier.passes for modifier in self.modifiers)
 
     @property
     def pull(self) -> float:
-        """How strongly each step is pulled towards a fixed point, besides the gradient."""
+        """Tell how strongly each step is pulled towards a fixed point, besides the gradient."""
         return self.weight_decay + sum(modifier.pull for modifier in self.modifiers)
 
-    def download_numbers(self, task: Task) -> int:
-        """How many numbers are sent to the client: the model, and the tensors this work carries."""
-        values = (getattr(self, part.name) for part in fields(self))
-        return task.size + sum(value.numel() for value in values if isinstance(value, Tensor))
-
-    def payload_shapes(self, task: Task) -> Shapes:
-        """What comes back, by name: it decides the upload's size."""
-        return {"delta": (task.size,)}
-
-    def upload_numbers(self, task: Task) -> int:
-        """How many numbers of the payload are sent: all, unless some are known to be zero."""
-        return _numbers(self.payload_shapes(task))
-
-    def update_numbers(self, task: Task) -> int:
-        """How many of the numbers sent are the update's."""
-        shapes = self.payload_shapes(task)
-        return self.upload_numbers(task) - _numbers({name: s for name, s in shapes.items() if name != "delta"})
-
-    def sends(self, task: Task) -> Shapes:
-        """The payload, what modifiers add to it, and what is reported beside it."""
-        return self.sent_shapes(task) | reports.shapes(self.report, task)
-
-    def sent_shapes(self, task: Task) -> Shapes:
-        """The same without the reports."""
-        added = {name: shape for modifier in self.active for name, shape in modifier.payload_shapes(task).items()}
-        return self.payload_shapes(task) | added
-
-    def reporting(self, report: str) -> Self:
-        """The same work whose clients also report this."""
-        asked = self.report.split(",")
-        missing = [part for part in report.split(",") if part not in ("", *asked)]
-        return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
-
-    def state_shapes(self, task: Task) -> Shapes:
-        """What the client keeps between its jobs, by name; created as zeros."""
-        return {}
-
-    def trained_shapes(self, task: Task) -> Shapes:
-        """The same with what modifiers keep that act in training."""
-        added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
-        return self.state_shapes(task) | added
-
-    def stored_shapes(self, task: Task) -> Shapes:
-        """The same with what transforms keep."""
-        if not self.transforms or "delta" not in self.payload_shapes(task):
-            return self.trained_shapes(task)
-        added = {name: shape for transform in self.transforms for name, shape in transform.state_shapes(task).items()}
-        return self.trained_shapes(task) | added
-
     def score(self, task: Task, received: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`[c, ...]` of each of these samples, by the model received: where a work overrides this, `start` finds the
+        """Score `[c, ...]` each of these samples by the model received: where a work overrides this, `start` finds the
         scores of all samples in `data.scores`, which the engine knows to compute faster than a scan."""
         raise NotImplementedError
 
@@ -330,23 +263,23 @@ class LocalSGD(Spelt):
         return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
 
     def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
-        """What the samples at these positions of mini-batches `[..., B]` count, which have these weights."""
+        """Weigh samples at these positions of mini-batches `[..., B]`, which have these weights."""
         return weights
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean loss of the batch."""
+        """Compute the weighted mean loss of the batch."""
         losses = task.losses(params, batch.inputs, batch.targets, batch.key)
         return (losses * batch.weights).sum()
 
     def gradient(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> Tensor:
-        """The usual thing to override."""
+        """Differentiate the objective, `[P]`: the usual thing to override."""
         return task.gradient(lambda p: self.objective(task, p, batch), params)
 
     def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
         return self.descend(params, self.gradient(task, params, carry, batch), carry)
 
     def descend(self, params: Tensor, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of torch.optim.SGD: clip, decay, momentum, move."""
+        """Take one step of torch.optim.SGD: clip, decay, momentum, move."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
         if _used(self.weight_decay):
@@ -366,22 +299,18 @@ class LocalSGD(Spelt):
     def answer(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
-        """What `finish` says, and the reports."""
+        """Give what `finish` says, and the reports."""
         payload, state = self.finish(task, received, params, carry, state, data)
         return payload | reports.values(self.report, task, received, data), state
 
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
-        """What `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
+        """Make what `predict` gets as its state: here what the client keeps; it may also look at its samples once."""
         return state
 
     def prepared_numbers(self, task: Task, samples: int) -> int:
-        """How many numbers `prepare` and `predict` hold for a client of so many samples, beside what it keeps."""
+        """Count the numbers that `prepare` and `predict` hold for a client of so many samples, beside its state."""
         return 0
 
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """What this client serves: here the global model."""
+        """Compute what this client serves: here the global model."""
         return task.outputs(received, inputs)
-
-
-def _numbers(shapes: Shapes) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes.values())

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnout.core import random
+from turnout.core.allowed import Fraction, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import GOLDEN, mix
-from turnout.local.modifiers import Modifier, Shapes
+from turnout.local.modifiers import Modifier, Proximal, Shapes, SharpnessAware
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
@@ -48,9 +50,14 @@ class Rows(NamedTuple):
 
 
 class Transform(Modifier):
-    """Pure functions of rows in the place of those for one client."""
+    """Change rows by pure functions, in the place of those for one client."""
 
     keeps_fast_paths: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray | list | tuple):
+                raise UserError(f"{self.section}.{name}: {value} must be one number")
 
     def check(self, work: LocalSGD) -> None:
         if sum(type(other) is type(self) for other in work.transforms) > 1:
@@ -63,22 +70,21 @@ class Transform(Modifier):
                 )
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
-        """`numbers` entries of a row are not known to be zero."""
+        """Transform rows of which `numbers` entries each are not known to be zero."""
         raise NotImplementedError
 
     def encoded(self, before: Encoding, plain: Encoding) -> Encoding:
-        """How the result is written; `plain` is how the update is without any transform."""
+        """Tell how the result is written; `plain` is how the update is without any transform."""
         return before
 
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    """`u <- u min(1, norm / |u|)`."""
+    """Bound the norm: `u <- u min(1, norm / |u|)`."""
 
-    norm: float  # largest norm of an update
+    section: ClassVar[str] = "local.clip"
 
-    def __post_init__(self) -> None:
-        _require("clip.norm", self.norm, lambda norm: 0 < norm < math.inf, "above 0 and finite")
+    norm: Positive  # largest norm of an update
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         return rows._replace(values=rows.values * clip_factors(rows.values, self.norm)[:, None])
@@ -86,14 +92,13 @@ class Clip(Transform):
 
 @dataclass(frozen=True)
 class Noise(Transform):
-    """`u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two clients can
-    differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
+    """Add noise: `u <- u + N(0, std^2 I)`, of the operating system's entropy; directly after `Clip`, so that what two
+    clients can differ by is known. With a `seed` anybody can take the noise off again: for experiments, not private."""
 
-    std: float  # standard deviation of the noise
+    section: ClassVar[str] = "local.noise"
+
+    std: Positive  # standard deviation of the noise
     seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
-
-    def __post_init__(self) -> None:
-        _require("noise.std", self.std, lambda std: 0 < std < math.inf, "above 0 and finite")
 
     def check(self, work: LocalSGD) -> None:
         super().check(work)
@@ -116,16 +121,15 @@ class Noise(Transform):
 
 @dataclass(frozen=True)
 class TopK(Transform):
-    """The `share` of the entries that are the largest; what is left out is added to the client's next update.
+    """Send the `share` of the entries that are the largest; what is left out is added to the client's next update.
 
     Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi, "Error
     feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
     """
 
-    share: float  # of the entries that is sent
+    section: ClassVar[str] = "local.top_k"
 
-    def __post_init__(self) -> None:
-        _require("top_k.share", self.share, lambda share: 0 < share <= 1, "above 0 and at most 1")
+    share: Fraction  # of the entries that is sent
 
     def state_shapes(self, task: Task) -> Shapes:
         return {"residual": (task.size,)}
@@ -146,16 +150,20 @@ class TopK(Transform):
 
 @dataclass(frozen=True)
 class Quantise(Transform):
-    """Every entry one of 2^bits - 1 even levels from -max |u| to max |u|, the one below or above by a coin such that
-    its expectation stays.
+    """Round every entry to one of 2^bits - 1 even levels from -max |u| to max |u|, the one below or above by a coin
+    such that its expectation stays.
 
     Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017.
     """
 
-    bits: int  # of a value that is sent
+    section: ClassVar[str] = "local.quantise"
+
+    bits: Annotated[int, Range(2, 16)]  # of a value that is sent
 
     def __post_init__(self) -> None:
-        _require("quantise.bits", self.bits, lambda bits: bits == int(bits) and 2 <= bits <= 16, "from 2 to 16")
+        super().__post_init__()
+        if self.bits != int(self.bits):
+            raise UserError(f"local.quantise.bits: {self.bits} must be a whole number")
 
     def apply(self, rows: Rows, numbers: int) -> Rows:
         values = rows.values
@@ -172,11 +180,6 @@ class Quantise(Transform):
         return before._replace(bits=self.bits, extra_bits=before.extra_bits + _SCALE_BITS)
 
 
-def _require(option: str, value: Any, fits: Callable[[Any], bool], words: str) -> None:
-    if not isinstance(value, int | float) or not fits(value):
-        raise UserError(f"local.{option}: {value} must be one number {words}")
-
-
 Transforms = Sequence[Transform]
 _FORMER: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
     "clip": (Clip, (float,)),
@@ -187,7 +190,7 @@ _FORMER: dict[str, tuple[type[Transform], tuple[type, ...]]] = {
 
 
 def former(chain: str) -> dict[str, Transform]:
-    """What version 0.1 wrote as `clip:1.0,top_k:0.01`, by name in that order."""
+    """Read what version 0.1 wrote as `clip:1.0,top_k:0.01`, by name in that order."""
     made: dict[str, Transform] = {}
     for part in filter(None, chain.split(",")):
         name, *arguments = part.strip().split(":")
@@ -201,7 +204,7 @@ def former(chain: str) -> dict[str, Transform]:
 
 
 def former_chain(transforms: Transforms) -> str:
-    """The same as version 0.1 wrote it."""
+    """Write transforms as version 0.1 did."""
     names = {kind: name for name, (kind, _) in _FORMER.items()}
     parts = []
     for transform in transforms:
@@ -211,7 +214,7 @@ def former_chain(transforms: Transforms) -> str:
 
 
 def numbers(chain: Transforms, plain: int, number_bytes: int) -> float:
-    """What `plain` numbers of so many bytes each take once transformed, in such numbers."""
+    """Count what `plain` numbers of so many bytes each take once transformed, in such numbers."""
     before = now = Encoding(plain, 8 * number_bytes)
     for transform in chain:
         now = transform.encoded(now, before)
@@ -221,7 +224,7 @@ def numbers(chain: Transforms, plain: int, number_bytes: int) -> float:
 def apply(
     chain: Transforms, deltas: Tensor, keys: Tensor, residual: Tensor | None, sent: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Updates `[k, P]`, of which `sent` entries each are not known to be zero: as they leave, and the new residuals."""
+    """Transform updates `[k, P]`, of which `sent` entries each are not known to be zero, and give the new residuals."""
     parts = []
     for start in range(0, len(deltas), together := max(1, _TOGETHER // deltas.shape[1])):
         some = slice(start, start + together)
@@ -234,7 +237,7 @@ def apply(
 
 
 def noise_of(chain: Transforms) -> tuple[Clip, Noise] | None:
-    """The local noise, and the clip that stands before it."""
+    """Find the local noise, and the clip that stands before it."""
     return next(((a, b) for a, b in pairwise(chain) if isinstance(a, Clip) and isinstance(b, Noise)), None)
 
 
@@ -249,7 +252,7 @@ def check_all(work: LocalSGD) -> None:
 
 
 def gone(chain: str) -> UserError:
-    """What is said to whoever writes transforms as in version 0.1."""
+    """Say how transforms are written since version 0.1."""
     made = former(str(chain))
     values = {f"{name}.{option}": value for name, each in made.items() for option, value in vars(each).items()}
     options = "".join(f" local.{name}={value}" for name, value in values.items() if value is not None)
@@ -268,3 +271,13 @@ def check(work: LocalSGD, task: Task) -> None:
             "local.modifiers: clients of this algorithm say again and again where their own models are; transforms are "
             "for what a client changed of the model received"
         )
+
+
+MODIFIERS: dict[str, type[Modifier]] = {
+    "proximal": Proximal,
+    "sharpness_aware": SharpnessAware,
+    "clip": Clip,
+    "noise": Noise,
+    "top_k": TopK,
+    "quantise": Quantise,
+}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turnout.clients.columns import PerClient, column
 from turnout.core.errors import UserError, unknown
-from turnout.local.loss_report import BatchLossReport
+from turnout.local.answers import BatchLossReport
 from turnout.sampling._presence import Presence
 from turnout.sampling._sampler import FloatArray, IntArray, Moments, Selection
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from turnout.core import random
 from turnout.core.errors import UserError
-from turnout.local.loss_report import LossReport
+from turnout.local.answers import LossReport
 from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from turnout.clients.adversary import Adversary
 from turnout.clients.behaviour import Behaviour
 from turnout.core import random
 from turnout.core.errors import UserError
+from turnout.engine.batches import Jobs
 from turnout.engine.blocks import NOTHING, Block
 from turnout.engine.engine import engine_for
-from turnout.engine.train import Jobs
 from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation

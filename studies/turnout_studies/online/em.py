@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from turnout.local.mixture_task import mixture_loss, responsibilities
+from turnout.local.mixture import mixture_loss, responsibilities
 from turnout_studies.online.components import Components
 from turnout_studies.online.samples import Samples
 

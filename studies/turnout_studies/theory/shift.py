@@ -28,7 +28,6 @@ def replay_shift(
     """`[sum(batches)]` mean score after each batch: accuracy, or minus the squared error of a regression. `tests` are
     samples of both distributions. lambda is tuned on the first memory alone and stays."""
     knn = knn or KNN()
-    knn.check("knn")
     if min(batches) < 1:
         raise UserError(f"batches: {batches} must be at least one before and one after the shift")
     order = random.permutation(random.key(seed, "before the shift"), len(before.keys))

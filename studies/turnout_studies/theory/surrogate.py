@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import grad
 
 from turnout.core.random import FloatArray
-from turnout.local.mixture_task import MixtureTask, mixture_loss, responsibilities
+from turnout.local.mixture import MixtureTask, mixture_loss, responsibilities
 
 Samples = tuple[Tensor, Tensor]  # all inputs and targets of a client
 Surrogate = Callable[[Tensor, Tensor], Tensor]  # of (u, v)
