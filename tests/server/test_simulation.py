@@ -482,7 +482,7 @@ def test_named_payloads_and_full_passes(engine: str) -> None:
         x = s.cohort.inputs[mine]
         torch.testing.assert_close(updates["loss"][i], s.task.losses(s.model, x, s.cohort.targets[mine]).mean())
         torch.testing.assert_close(updates["profile"][i], torch.stack([x.mean(0), x.var(0, unbiased=False)]))
-    assert s._dispatch.bytes_up(Profile(0.0)) == 8 * 11
+    assert s._dispatch.demand(Profile(0.0)).bytes_up == 8 * 11
 
 
 def test_state_is_committed_when_the_job_completes_on_the_clock() -> None:

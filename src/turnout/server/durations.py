@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from turnout.clients.fates import to_ticks
 from turnout.clients.population import Population
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 
-FOREVER = 1 << 60  # ticks
 _CERTAIN = 1e-12  # a survival below this adds nothing
 _MOST_WINDOWS = 1_000_000
 
@@ -51,8 +51,7 @@ class Durations:
     def ticks(self, job: int) -> IntArray:
         """`[N]` ticks of every client's job of that number."""
         seconds = self.down + self.compute(job) + self.up
-        ticks = np.minimum(seconds * self.population.ticks_per_second, FOREVER)
-        return np.maximum(1, np.rint(ticks).astype(np.int64))
+        return np.maximum(1, to_ticks(seconds, self.population.ticks_per_second))
 
     def compute(self, job: int) -> FloatArray:
         """`[N]` seconds of training."""

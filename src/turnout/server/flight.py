@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnout.core.random import IntArray
-from turnout.server.jobs import NOT_KNOWN, Crew, Job
+from turnout.server.jobs import NOT_KNOWN, Crew, Job, together
 
 End = tuple[int, int, int]  # tick, client, job number
 
@@ -111,14 +111,16 @@ class Flight:
 
     def take_whole(self, most: int | None, close: int | None) -> Crew | None:
         """Remove the crew, in order of arrival, if it has at most so many jobs and the last ends by tick `close`."""
-        crew = self.crew
-        if crew is None or crew.columns is None or (most is not None and most < len(crew)):
+        crew = together(self.crew or ())
+        if (
+            crew is None
+            or (most is not None and most < len(crew))
+            or (close is not None and crew.ends_at.max() > close)
+        ):
             return None
-        columns = crew.columns.in_order_of_arrival()
-        if close is not None and columns.ends_at[-1] > close:
-            return None
-        crew.columns, self.crew = columns, None
-        self.busy[columns.client] = False
+        crew.sort()
+        self.crew = None
+        self.busy[crew.client] = False
         return crew
 
     def take_ended(self, most: int, close: int | None) -> list[Job]:

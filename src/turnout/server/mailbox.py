@@ -248,8 +248,7 @@ class Mailbox(Server):
         """Take the crew in flight, if the wait is for all of it and ends with its last."""
         if wait.of is not None or wait.timer or (crew := self._flight.take_whole(wait.count, wait.close)) is None:
             return None
-        assert crew.columns is not None
-        self._clock = max(self._clock, int(crew.columns.ends_at[-1]))
+        self._clock = max(self._clock, int(crew.ends_at[-1]))
         self._rounds.add_ended(crew)
         return crew
 
@@ -383,7 +382,7 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
     given = {
         before + name: value
-        for before, part in work.parts.items()
+        for before, part in (work.parts if work.modifiers else {"": work}).items()
         for name, value in vars(part).items()
         if isinstance(value, np.ndarray)
     }

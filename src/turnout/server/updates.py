@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.engine.blocks import Block, in_order
-from turnout.server.jobs import Columns, Crew, Failures, Job
+from turnout.server.jobs import Crew, Failures, Job
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -83,21 +83,21 @@ class Updates:
         return self._jobs if self._crew is None else self._crew.jobs
 
     @property
-    def columns(self) -> Columns | None:
-        """Of jobs that are `together`."""
-        return None if self._crew is None else self._crew.columns
+    def columns(self) -> Crew | None:
+        """Give jobs that are `together` as columns."""
+        return self._crew if self._crew is not None and self._crew.together else None
 
     @property
     def used(self) -> bool:
         """Whether some of them have counted in a step, or come twice."""
-        if self._crew is not None and self.columns is not None:
-            return self._crew.used
+        if (crew := self.columns) is not None:
+            return crew.used
         return len(set(self._rows)) < len(self) or any(job.used for job in self._rows)
 
     def mark_used(self) -> None:
         """They have counted in a step."""
-        if self._crew is not None and self.columns is not None:
-            self._crew.used = True
+        if (crew := self.columns) is not None:
+            crew.used = True
             return
         for job in self._rows:
             job.used = True
@@ -124,10 +124,9 @@ class Updates:
         return self._model.new_zeros(0, len(self._model))
 
     def _column(self, name: str) -> IntArray:
-        columns = self.columns
-        if columns is None:
+        if (crew := self.columns) is None:
             return np.array([getattr(job, name) for job in self._rows], np.int64)
-        return np.full(len(self), getattr(columns, name))  # the caller's own
+        return np.full(len(self), getattr(crew, name))  # the caller's own
 
     @cached_property
     def clients(self) -> IntArray:
@@ -164,12 +163,12 @@ class Updates:
     def _blocks(self, held: bool = False) -> list[Part]:
         """Have the jobs trained, unless that was done, and give their rows `by_block`."""
         self._check_open()
-        if self._crew is not None and self.columns is not None:
-            if self._crew.block is None:
-                self._ensure_trained(self._crew)
-            if self._crew.block is not None:
+        if (crew := self.columns) is not None:
+            if crew.block is None:
+                self._ensure_trained(crew)
+            if crew.block is not None:
                 rows = range(len(self))
-                return [(self._crew.block, rows, rows)]
+                return [(crew.block, rows, rows)]
         if not held and any(job.hold for job in self._rows):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
