@@ -6,33 +6,39 @@ McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent langu
 
 Two runs are neighbours if all updates of one client are zero in one of them: a step then differs by at most C w.
 Protected are the models that the server shows; the run's own record (jobs, measures, checkpoints) is not for others.
+
+Parts of a run say of themselves whether they look at what single clients have; one that says nothing does. An algorithm
+that takes nothing but the sum of a step from updates declares `reads_updates = False`; a sampler, or an adversary, that
+chooses clients without a look at their data or updates declares `looks_at_data = False`. Only the class that says so is
+believed, not what is derived from it: that may do otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.clients.population import Population
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Finite, Positive, Range
+from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import Clip, Noise, noise_of
-from turnout.sampling._sampler import Independent
+from turnout.sampling._sampler import Independent, Sampler
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
 from turnout.sampling.uniform import Uniform
-from turnout.server.sealed import prying
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
+    from turnout.algorithms._algorithm import Algorithm
     from turnout.server.server import Server
 
 
@@ -45,22 +51,18 @@ class Privacy(Spelt):
     `run.seed` secret. A `noise_seed` makes the noise, and the run, reproducible: then nothing is private.
     """
 
-    noise: float = 0.0  # z: standard deviation of the noise, in clips; 0: none
-    clip: float | None = None  # C: largest norm of an update
-    max_weight: float | None = None  # of a client in a step; none: the sampler's largest
-    delta: float = 1e-5  # of the (epsilon, delta) reported
+    section: ClassVar[str] = "privacy"
+
+    noise: Finite = 0.0  # z: standard deviation of the noise, in clips; 0: none
+    clip: Positive | None = None  # C: largest norm of an update
+    max_weight: Positive | None = None  # of a client in a step; none: the sampler's largest
+    delta: Annotated[float, Range(above=0, below=1)] = 1e-5  # of the (epsilon, delta) reported
     amplified: bool = False  # whether it counts that nobody knows who was sampled
     noise_seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise UserError(f"privacy.noise: {self.noise} must be at least 0 and finite")
-        if not 0 < self.delta < 1:
-            raise UserError(f"privacy.delta: {self.delta} must be above 0 and below 1")
         if self.noise and self.clip is None:
             raise UserError("privacy.clip: missing; noise hides updates of a bounded norm")
-        for name in ("clip", "max_weight"):
-            check_positive(f"privacy.{name}", getattr(self, name))
 
     def bound_to(self, server: Server) -> Privacy:
         """The same with a `max_weight`, once it is known that nothing else reads the updates."""
@@ -94,6 +96,21 @@ class Privacy(Spelt):
         if not len(updates):
             return total
         return total + updates.weighted_sum(weights * clip_factors(updates.deltas, self.clip).double().cpu().numpy())
+
+
+def prying(algorithm: Algorithm, population: Population) -> dict[str, str]:
+    """Parts that may look at single clients, such as `sampler Oort`, and the word by which one says otherwise."""
+    samplers = [part for part in vars(algorithm).values() if isinstance(part, Sampler)]
+    adversaries = [] if population.adversary is None else [population.adversary]
+    found: dict[str, tuple[object, str]] = {f"algorithm {type(algorithm).__name__}": (algorithm, "reads_updates")}
+    for kind, parts in (("sampler", samplers), ("adversary", adversaries)):
+        found |= {f"{kind} {type(part).__name__}": (part, "looks_at_data") for part in parts}
+    return {name: word for name, (part, word) in found.items() if vars(type(part)).get(word, True)}
+
+
+def foreign(algorithm: Algorithm) -> bool:
+    """Whether only its author knows what it does."""
+    return not type(algorithm).__module__.startswith("turnout.")
 
 
 def check_unseen(server: Server) -> None:

@@ -32,9 +32,8 @@ from turnout.server.jobs import Failures
 from turnout.server.law import Law
 from turnout.server.measurement import ByClient, Measurement, evaluators_of
 from turnout.server.observer import Event, Observer
-from turnout.server.privacy import Privacy
+from turnout.server.privacy import Privacy, foreign
 from turnout.server.rounds import Rounds
-from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
