@@ -127,8 +127,8 @@ class Dispatch:
         """Lose an answer on its last step: its client has done and spent all there was to, and the server learns of it
         as of any failure."""
         detection = self.population.detection
-        job.outcome, job.heard = SILENCED, detection.kind != "none"
-        job.ends_at += self._detection if job.heard else 0
+        job.outcome, job.learnt = SILENCED, detection.kind != "none"
+        job.ends_at += self._detection if job.learnt else 0
         job.result = job.state = job.local = None
 
     # -- jobs of which everything is known beforehand -----------------------------------------------------------
@@ -196,7 +196,7 @@ class Dispatch:
         sent = np.rint(np.where(failed & (up_spent == 0), 0.0, _share(up_spent, up)) * up_bytes).astype(np.int64)
         if among is not None:
             got, sent = among.bytes_down, among.bytes_up
-        heard = ~failed | (detection.kind != "none")
+        learnt = ~failed | (detection.kind != "none")
         columns: dict[str, Iterable[Any]] = {  # in the order of a job's fields
             "client": ids.tolist(),
             "number": invitation.numbers.tolist(),
@@ -207,7 +207,7 @@ class Dispatch:
             "batches": invitation.batches.tolist(),
             "sent_at": sent_at.tolist(),
             "starts_at": start.tolist(),
-            "ends_at": (ends + np.where(failed & heard, self._detection, 0)).tolist(),
+            "ends_at": (ends + np.where(failed & learnt, self._detection, 0)).tolist(),
             "outcome": outcome.tolist(),
             "samples": samples.tolist(),
             "steps": steps.tolist(),
@@ -215,7 +215,7 @@ class Dispatch:
             "bytes": zip(got.tolist(), sent.tolist(), strict=True),
             "done": done.tolist(),
             "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
-            "heard": heard.tolist(),
+            "learnt": learnt.tolist(),
             "hold": repeat(invitation.hold),
             "again": repeat(invitation.again),
             "sent": repeat(sends),

@@ -45,7 +45,7 @@ class Job:
     bytes: tuple[int, int]  # down, up
     done: float = 0.0  # share of the local work done before this job began
     progress: float = 1.0  # share of the local work done at the end
-    heard: bool = True  # whether the server learns of the end at all
+    learnt: bool = True  # whether the server learns of the end at all
     hold: bool = False  # the vectors stay with the client until fetched
     again: bool = False  # a standing invitation
     sent: bool = True  # a model was sent for it; False: the client went on from what it had

@@ -18,21 +18,19 @@ from torch import Tensor
 
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.local import transforms
 from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
-from turnout.server.flight import Flight
+from turnout.server.flight import Flight, Waiting
 from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
 from turnout.server.observer import Observer
 from turnout.server.server import Among, Keep, ModelChoice, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, share_tensors, unnest
 from turnout.server.updates import Updates
-from turnout.server.waiting import Wait
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 MOST_CRASHES = 3  # in a row, after which a standing invitation rests until the wait is over
 
 
@@ -217,7 +215,7 @@ class Mailbox(Server):
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         clients = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
-        wait = Wait(count, clients, self._tick_in(seconds))
+        wait = Waiting(count, clients, self._tick_in(seconds))
         self._crashes.clear()
         if (whole := self._arrived_whole(wait)) is not None:
             return self._handed(whole)
@@ -244,7 +242,7 @@ class Mailbox(Server):
         ticks = seconds * self._ticks
         return self._clock + round(ticks) if ticks < FOREVER else None
 
-    def _arrived_whole(self, wait: Wait) -> Crew | None:
+    def _arrived_whole(self, wait: Waiting) -> Crew | None:
         """Take the crew in flight, if the wait is for all of it and ends with its last."""
         if wait.of is not None or wait.timer or (crew := self._flight.take_whole(wait.count, wait.close)) is None:
             return None

@@ -21,6 +21,7 @@ from turnout.aggregation.optimisers import Step
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.core.threads import threads
 from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
@@ -42,9 +43,6 @@ from turnout.task.task import Task
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
     from turnout.server.checkpoint import Checkpoints
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

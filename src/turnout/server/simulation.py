@@ -16,13 +16,14 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.clients.adversary import Adversary
 from turnout.clients.behaviour import Behaviour
 from turnout.core import random
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block
 from turnout.engine.engine import engine_for
 from turnout.engine.train import Jobs
@@ -36,9 +37,6 @@ from turnout.server.observer import Event
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.updates import Updates, by_block
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 class Simulation(Mailbox):
@@ -321,22 +319,23 @@ class Simulation(Mailbox):
 
     # -- state ------------------------------------------------------------------------------------------------
 
+    @property
+    def _with_memory(self) -> dict[str, Adversary | Behaviour]:
+        """Give the parts of the population that remember this run, by name."""
+        parts = {"adversary": self.adversary, "behaviour": self.behaviour}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save(self) -> tuple[Facts, Named]:
         facts, tensors = super().save()
-        if self.adversary is not None:
-            facts["adversary"], adversary_tensors = save_state(self.adversary)
-            tensors |= nest("adversary", adversary_tensors)
-        if self.behaviour is not None:
-            facts["behaviour"], behaviour_tensors = save_state(self.behaviour)
-            tensors |= nest("behaviour", behaviour_tensors)
+        for name, part in self._with_memory.items():
+            facts[name], own = save_state(part)
+            tensors |= nest(name, own)
         return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
         super().load(facts, tensors)
-        if self.adversary is not None:
-            load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
-        if self.behaviour is not None:
-            load_state(self.behaviour, facts["behaviour"], unnest("behaviour", tensors), self.plan.device)
+        for name, part in self._with_memory.items():
+            load_state(part, facts[name], unnest(name, tensors), self.plan.device)
 
 
 def by_work(jobs: list[Job]) -> list[list[Job]]:

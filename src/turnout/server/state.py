@@ -227,6 +227,8 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
             if row[kind] is not None:
                 block, places = blocks[kind][row[kind][0]]
                 row[kind] = block, places[row[kind][1]]
+        if "heard" in row:  # what version 0.1 called it
+            row["learnt"] = row.pop("heard")
         row |= {"received": models[row["received"]], "work": works[row["work"]]}
         row |= {name: tuple(row[name]) for name in ("seconds", "bytes")}
         jobs.append(Job(**row))

@@ -10,15 +10,20 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block, in_order
 from turnout.server.jobs import Crew, Failures, Job
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+
+class _column(cached_property[IntArray]):  # noqa: N801
+    """`[k]` a number of each job, found when it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda updates: updates._each_job(name))
 
 
 class Updates:
@@ -123,22 +128,14 @@ class Updates:
         """`[0, P]` the vectors of no job at all."""
         return self._model.new_zeros(0, len(self._model))
 
-    def _column(self, name: str) -> IntArray:
+    def _each_job(self, name: str) -> IntArray:
+        """`[k]` a number of each job."""
         if (crew := self.columns) is None:
             return np.array([getattr(job, name) for job in self._rows], np.int64)
         return np.full(len(self), getattr(crew, name))  # the caller's own
 
-    @cached_property
-    def clients(self) -> IntArray:
-        return self._column("client")
-
-    @cached_property
-    def numbers(self) -> IntArray:
-        return self._column("number")
-
-    @cached_property
-    def versions(self) -> IntArray:
-        return self._column("version")
+    clients, numbers, versions = _column("client"), _column("number"), _column("version")
+    samples, steps = _column("samples"), _column("steps")
 
     @property
     def staleness(self) -> IntArray:
@@ -146,19 +143,11 @@ class Updates:
 
     @cached_property
     def sent_at(self) -> FloatArray:
-        return self._column("sent_at") / self._ticks
+        return self._each_job("sent_at") / self._ticks
 
     @cached_property
     def arrived_at(self) -> FloatArray:
-        return self._column("ends_at") / self._ticks
-
-    @cached_property
-    def samples(self) -> IntArray:
-        return self._column("samples")
-
-    @cached_property
-    def steps(self) -> IntArray:
-        return self._column("steps")
+        return self._each_job("ends_at") / self._ticks
 
     def _blocks(self, held: bool = False) -> list[Part]:
         """Have the jobs trained, unless that was done, and give their rows `by_block`."""
