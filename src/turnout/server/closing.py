@@ -58,11 +58,11 @@ class Arriving(Wait):
     """Close a round by what arrives, of clients that never wait for one another."""
 
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
-        """The policy of round `version`, with at most so many clients at work."""
+        """Give the policy of round `version`, with at most so many clients at work."""
         raise NotImplementedError
 
     def naive(self, server: Server, updates: Updates) -> FloatArray:
-        """`[k]` weights that ignore who answers how often."""
+        """Weigh updates `[k]` without regard to who answers how often."""
         raise NotImplementedError
 
     def check(self, concurrency: int | None) -> None:
@@ -113,7 +113,7 @@ class Buffer(Arriving):
             raise UserError(f"wait.size: {self.size} waiting clients, but only {concurrency} work at once")
 
     def filled(self, clients: int, concurrency: int | None = None) -> int:
-        """The updates of a flush, with so many clients."""
+        """Count the updates of a flush, with so many clients."""
         if self.size is None:
             return DEFAULT_SIZE if self.mode == "restart" else min(DEFAULT_SIZE, clients, concurrency or clients)
         if self.mode == "wait" and self.size > clients:

@@ -229,7 +229,7 @@ def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
 
 
 def _by_row(options: dict[str, FloatArray], count: int) -> list[dict[str, float]]:
-    """Each client's own options."""
+    """Give each client its own options."""
     if not options:
         return [{}] * count
     rows = zip(*(values.tolist() for values in options.values()), strict=True)

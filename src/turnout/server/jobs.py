@@ -110,7 +110,7 @@ class Crew(Sequence[Job]):
 
     @property
     def seconds(self) -> FloatArray:
-        """`[k, 3]`"""
+        """Look up download, compute and upload, `[k, 3]`."""
         return self.costs.seconds[self.client]
 
     @property
@@ -146,7 +146,7 @@ def together(jobs: Sequence[Job]) -> Crew | None:
 
 
 def mark_logged(jobs: Sequence[Job]) -> None:
-    """They are in the history."""
+    """Note that jobs are in the history."""
     if (crew := together(jobs)) is not None:
         crew.logged = True
         return
@@ -177,5 +177,5 @@ class Failures:
 
     @property
     def standing(self) -> NDArray[np.bool_]:
-        """Whose standing invitation goes on: they start again by themselves."""
+        """Tell whose standing invitation goes on: they start again by themselves."""
         return np.array([job.again for job in self.jobs], bool)

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local import transforms
@@ -24,13 +23,14 @@ from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
-from turnout.server.flight import Flight, Waiting
+from turnout.server.flight import Waiting
 from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
 from turnout.server.observer import Observer
 from turnout.server.server import Among, Keep, ModelChoice, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, share_tensors, unnest
 from turnout.server.updates import Updates
 
+Start = tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]  # models, versions, keys of batches, shares done
 MOST_CRASHES = 3  # in a row, after which a standing invitation rests until the wait is over
 
 
@@ -41,10 +41,7 @@ class Mailbox(Server):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._ticks = self.population.ticks_per_second
         self._hides = privacy.hides(self)
-        self._clock = 0  # ticks
-        self._flight = Flight(self.population.size)
         self._inbox: list[Job] = []  # arrived, in order
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
@@ -58,11 +55,14 @@ class Mailbox(Server):
     # -- what a subclass knows --------------------------------------------------------------------------------
 
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
-        """The jobs that begin with an invitation; a crew only where they are `_alone`."""
+        """Begin the jobs of an invitation; a crew only where they are `_alone`."""
         raise NotImplementedError
 
+    def _make_ready(self, ids: IntArray) -> None:
+        """Finish what must not be left open at clients that are to be invited."""
+
     def _due(self, close: int | None) -> bool:
-        """Whether an event comes by that tick (None: ever); it is then the first of the queue."""
+        """Tell whether an event comes by that tick (None: ever); it is then the first of the queue."""
         raise NotImplementedError
 
     def _ensure_trained(self, needed: Sequence[Job]) -> None:
@@ -70,17 +70,13 @@ class Mailbox(Server):
         raise NotImplementedError
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
-        """Updates have just arrived."""
+        """Act on updates that have just arrived."""
 
     def _stop(self, job: Job) -> bool:
-        """Cut a job short: what it has cost so far. Whether its client was still at work."""
+        """Cut a job short at what it has cost so far; tell whether its client was still at work."""
         raise NotImplementedError
 
     # -- inviting ---------------------------------------------------------------------------------------------
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._flight)
 
     @property
     def _in_flight(self) -> dict[int, Job]:
@@ -91,13 +87,6 @@ class Mailbox(Server):
         """Tell whether jobs that begin now can stay together until all have arrived, if nothing happens to them."""
         others = len(self._flight) or self._inbox or self._failures or self._restarting
         return not others and not self._one_by_one and self.algorithm.clients_keep == "nothing"
-
-    @property
-    def now(self) -> float:
-        return self._clock / self._ticks
-
-    def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, self._flight.busy if self.in_flight else None)
 
     def invite(
         self,
@@ -117,8 +106,13 @@ class Mailbox(Server):
             self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
+        self._make_ready(ids)
         work, options = _split(work, len(ids))
-        jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
+        numbers = self._numbers[ids]
+        self._numbers[ids] = numbers + 1
+        keep, shared = model if isinstance(model, Keep) else None, not isinstance(model, tuple | Keep)
+        start = self._received(ids, numbers, model)
+        jobs = self._begin(Invitation(ids, numbers, work, options, *start, keep, hold, again, among, shared))
         self._flight.enter(ids, jobs)
         self._rounds.tally["invited"] += len(jobs)
         for observer in self.observers:
@@ -147,29 +141,8 @@ class Mailbox(Server):
                 "longer know"
             )
 
-    def _invitation(
-        self,
-        ids: IntArray,
-        work: LocalSGD,
-        options: dict[str, FloatArray],
-        model: ModelChoice,
-        hold: bool,
-        again: bool,
-        among: Among | None,
-    ) -> Invitation:
-        numbers = self._numbers[ids]
-        self._numbers[ids] = numbers + 1
-        received, versions, batches, done = self._received(ids, numbers, model)
-        keep = model if isinstance(model, Keep) else None
-        shared = not isinstance(model, tuple | Keep)
-        return Invitation(
-            ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among, shared
-        )
-
-    def _received(
-        self, ids: IntArray, numbers: IntArray, model: ModelChoice
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
-        """What each job starts from: model, version, the key of its batches, and the share of it already done."""
+    def _received(self, ids: IntArray, numbers: IntArray, model: ModelChoice) -> Start:
+        """Find what each job starts from."""
         none_done = np.zeros(len(ids))
         if isinstance(model, Keep):
             if not model.current:
@@ -191,9 +164,7 @@ class Mailbox(Server):
     def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
         return np.array([client in self._kept for client in np.asarray(clients, np.int64).tolist()], bool)
 
-    def _continued(
-        self, ids: IntArray, numbers: IntArray
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+    def _continued(self, ids: IntArray, numbers: IntArray) -> Start:
         if self.algorithm.clients_keep == "nothing":
             raise UserError("invite: KEEP needs an algorithm that declares clients_keep, unfinished or models")
         missing = ids[~self.keeps(ids)]
@@ -234,7 +205,7 @@ class Mailbox(Server):
         return self._handed(taken, Failures(failed))
 
     def _tick_in(self, seconds: float | None) -> int | None:
-        """The tick at which a wait of so many seconds ends; None: there is no such limit."""
+        """Find the tick at which a wait of so many seconds ends; None: there is no such limit."""
         if seconds is None:
             return None
         if not seconds >= 0:
@@ -254,7 +225,7 @@ class Mailbox(Server):
         return Updates(jobs, self._ensure_trained, self.version, self._ticks, self.model, failed)
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        """What the algorithm gets of them: with noise to hide single updates, nothing to look at."""
+        """Give jobs to the algorithm: with noise to hide single updates, nothing to look at."""
         return self._updates(jobs, failed).sealed(self.privacy is not None)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
@@ -269,7 +240,7 @@ class Mailbox(Server):
         return ended
 
     def _finish(self, jobs: list[Job]) -> None:
-        """Jobs have come to their end: into the inbox or among the failures with them."""
+        """Put jobs that have come to their end into the inbox or among the failures."""
         self._leave_flight(jobs)
         arrived = [job for job in jobs if job.outcome == ARRIVED]
         for job in jobs:
@@ -285,7 +256,7 @@ class Mailbox(Server):
         self._restarting += [job for job in jobs if job.again]
 
     def _stands(self, job: Job) -> bool:
-        """Whether a standing invitation outlives this job: it was delivered, or crashed and not too often in a row."""
+        """Tell whether a standing invitation outlives a job: that arrived, or crashed and not too often in a row."""
         if job.outcome != CRASHED:
             self._crashes.pop(job.client, None)
             return job.outcome == ARRIVED
@@ -304,7 +275,7 @@ class Mailbox(Server):
         return restarted
 
     def _leave_flight(self, jobs: list[Job]) -> None:
-        """Jobs are over: count them, and remember what their clients have."""
+        """Count jobs that are over, and remember what their clients have."""
         self._flight.leave(jobs)
         kept = self.algorithm.clients_keep
         if kept != "nothing":

@@ -57,29 +57,24 @@ class Schedule:
 
     @property
     def counts(self) -> IntArray:
-        """`[N]` updates of each client that were used."""
+        """Count the updates of each client that were used, `[N]`."""
         return np.bincount(self.client, minlength=self.clients)
 
     @property
     def rates(self) -> FloatArray:
-        """`[N]` updates of each client a round: f_i over this horizon."""
+        """Count the updates of each client a round, `[N]`: f_i over this horizon."""
         return self.counts / max(1, self.rounds)
 
     def between(self, first: int, last: int) -> Schedule:
-        """The rounds `first <= n < last`."""
+        """Take the rounds `first <= n < last`."""
         kept = slice(*np.searchsorted(self.round, [first, last]))
-        return replace(
-            self,
-            arrived_at=self.arrived_at[kept],
-            closed_at=self.closed_at[kept],
-            round=self.round[kept],
-            client=self.client[kept],
-            version=self.version[kept],
-            rounds=last - first,
-        )
+        columns = {
+            name: getattr(self, name)[kept] for name in ("arrived_at", "closed_at", "round", "client", "version")
+        }
+        return replace(self, **columns, rounds=last - first)
 
     def period(self) -> tuple[int, int] | None:
-        """Two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
+        """Find two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
         fixed durations the schedule repeats from there for ever. The window of fairness W is `last - first`."""
         begins = np.zeros(self.clients)  # since when each works on what it has
         ends = np.searchsorted(self.round, np.arange(1, self.rounds + 1))
@@ -106,7 +101,7 @@ class Policy:
     restart: bool = False
 
     def schedule(self, durations: Durations, rounds: int | None = None, seconds: float | None = None) -> Schedule:
-        """The events of clients that never fail, for so many rounds or so much time, whichever comes first."""
+        """List the events of clients that never fail, for so many rounds or so much time, whichever comes first."""
         seconds = None if seconds == math.inf else seconds
         if rounds is None and seconds is None:
             raise UserError("schedule: give rounds or seconds, or it never ends")
@@ -149,7 +144,7 @@ Duration = Callable[[int, int], int]  # of job number n of client i
 
 
 def _lookup(durations: Durations) -> Duration:
-    """Durations as plain integers, drawn for all clients at once, a job number at a time."""
+    """Look up durations as plain integers, drawn for all clients at once, a job number at a time."""
     table: list[list[int]] = [durations.ticks(0).tolist()]
     same = durations.fixed
 
@@ -220,7 +215,7 @@ def _by_window(
 
 
 def rates(policy: Policy, durations: Durations) -> FloatArray:
-    """`[N]` f_i, the long-run updates of each client a round, of clients that never fail."""
+    """Find f_i `[N]`, the long-run updates of each client a round, of clients that never fail."""
     people = durations.population
     count = people.size if policy.count is None else policy.count
     if policy.window is not None:
@@ -234,7 +229,7 @@ def rates(policy: Policy, durations: Durations) -> FloatArray:
 
 
 def _counted(policy: Policy, durations: Durations) -> FloatArray:
-    """Rates from the schedule itself: exact over a period if it shows one, else over its second half."""
+    """Count rates in the schedule itself: exact over a period if it shows one, else over its second half."""
     updates = _UPDATES_OF_SLOWEST if durations.fixed else 20 * _UPDATES_OF_SLOWEST
     enough = _MOST_UPDATES / float((1 / durations.mean).sum())
     schedule = policy.schedule(durations, seconds=min(updates * float(durations.mean.max()), enough))
@@ -261,7 +256,7 @@ class Gaps:
         self.mean, self.last = np.zeros(clients), np.full(clients, -1)
 
     def inverse_rates(self, version: int, clients: IntArray) -> FloatArray:
-        """`1 / f_i` of the clients aggregated now, these updates included."""
+        """Estimate `1 / f_i` of the clients aggregated now, these updates included."""
         _, place, times = np.unique(clients, return_inverse=True, return_counts=True)  # twice in one buffer: half a gap
         gaps = (version - self.last[clients]) / times[place]
         seen, known = self.last[clients] >= 0, self.mean[clients] > 0

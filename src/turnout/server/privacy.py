@@ -65,7 +65,7 @@ class Privacy(Spelt):
             raise UserError("privacy.clip: missing; noise hides updates of a bounded norm")
 
     def bound_to(self, server: Server) -> Privacy:
-        """The same with a `max_weight`, once it is known that nothing else reads the updates."""
+        """Fill in `max_weight`, once it is known that nothing else reads the updates."""
         check_unseen(server)
         sampler = getattr(server.algorithm, "sampler", None)
         if self.max_weight is not None:
@@ -76,7 +76,7 @@ class Privacy(Spelt):
         return replace(self, max_weight=float((weight[inclusion > 0] / inclusion[inclusion > 0]).max()))
 
     def bounded(self, clients: IntArray, weights: FloatArray) -> FloatArray:
-        """Weights of which those of one client are at most `max_weight` together."""
+        """Scale weights down where those of one client are more than `max_weight` together."""
         assert self.max_weight is not None
         names, place = np.unique(clients, return_inverse=True)
         total = np.bincount(place, np.abs(weights), len(names))
@@ -84,7 +84,7 @@ class Privacy(Spelt):
         return np.asarray(weights * scale[place])
 
     def noised_sum(self, updates: Updates, weights: FloatArray, model: Tensor, version: int) -> Tensor:
-        """`[P]` the sum of clipped updates with noise; no update is a sum, too."""
+        """Add clipped updates and noise up, `[P]`; no update is a sum, too."""
         assert self.clip is not None
         assert self.max_weight is not None
         size = len(model)
@@ -99,7 +99,7 @@ class Privacy(Spelt):
 
 
 def prying(algorithm: Algorithm, population: Population) -> dict[str, str]:
-    """Parts that may look at single clients, such as `sampler Oort`, and the word by which one says otherwise."""
+    """Name parts that may look at single clients, such as `sampler Oort`, with the word by which one says otherwise."""
     samplers = [part for part in vars(algorithm).values() if isinstance(part, Sampler)]
     adversaries = [] if population.adversary is None else [population.adversary]
     found: dict[str, tuple[object, str]] = {f"algorithm {type(algorithm).__name__}": (algorithm, "reads_updates")}
@@ -109,7 +109,7 @@ def prying(algorithm: Algorithm, population: Population) -> dict[str, str]:
 
 
 def foreign(algorithm: Algorithm) -> bool:
-    """Whether only its author knows what it does."""
+    """Tell whether only its author knows what an algorithm does."""
     return not type(algorithm).__module__.startswith("turnout.")
 
 
@@ -132,13 +132,13 @@ def check_unseen(server: Server) -> None:
 
 
 def promised_noise(server: Server) -> tuple[Clip, Noise] | None:
-    """The local noise that every upload is said to carry."""
+    """Find the local noise that every upload is said to carry."""
     local = getattr(server.algorithm, "local", None)
     return noise_of(local.transforms) if isinstance(local, LocalSGD) else None
 
 
 def hides(server: Server) -> bool:
-    """Whether noise, central or local, is to hide what the clients send."""
+    """Tell whether noise, central or local, is to hide what the clients send."""
     return server.privacy is not None or promised_noise(server) is not None
 
 

@@ -67,10 +67,9 @@ class Simulation(Mailbox):
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
-    def _invitation(self, ids: IntArray, *choices: Any) -> Invitation:
+    def _make_ready(self, ids: IntArray) -> None:
         if self._unsettled:
             self._ensure_trained([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
-        return super()._invitation(ids, *choices)
 
     def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
         """Log how a work is computed, the first time."""
@@ -143,7 +142,7 @@ class Simulation(Mailbox):
                     self._commit([job])
 
     def foresee(self) -> tuple[IntArray, FloatArray]:
-        """Who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
+        """Foresee who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
         jobs = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
         answers = [job for job in jobs if job.outcome == ARRIVED]
         seconds = np.array([job.ends_at - self._clock for job in answers]) / self._ticks
@@ -259,7 +258,7 @@ class Simulation(Mailbox):
 
     @cached_property
     def _work_keys(self) -> IntArray:
-        """Of each client; with the number of a job it is the randomness of that."""
+        """Key each client's work `[N]`; with the number of a job that is its randomness."""
         return random.key(self.seed, "local work", self.population.ids)
 
     def _attach(self, jobs: list[Job], payload: Block, state: Block | None = None, kept: Block | None = None) -> None:
@@ -339,7 +338,7 @@ class Simulation(Mailbox):
 
 
 def by_work(jobs: list[Job]) -> list[list[Job]]:
-    """Those that share their local work, together."""
+    """Group jobs that share their local work."""
     works = {id(job.work): job.work for job in jobs}
     if len(works) == 1 and not any(job.options for job in jobs):
         return [jobs]
@@ -352,7 +351,7 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
 
 
 def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
-    """Equal for works that compute the same thing: numbers by value, tensors by identity."""
+    """Sign a work: equal for those that compute the same thing; numbers by value, tensors by identity."""
     return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
 
 

@@ -26,7 +26,7 @@ class Stopping(Spelt):
             raise UserError("run: give run.rounds or run.seconds, or the run never ends")
 
     def reason(self, version: int, now: float, measures: dict[str, float]) -> str | None:
-        """Why the run is over, or None."""
+        """Say why the run is over, or None."""
         if self.rounds is not None and version >= self.rounds:
             return f"{self.rounds} rounds"
         if self.seconds is not None and now >= self.seconds:
@@ -52,7 +52,7 @@ class Evaluation(Spelt):
     train: bool = True  # also the training loss, the objective itself
 
     def due(self, version: int, now: float, last: float) -> bool:
-        """Whether this round is evaluated; `last` is the virtual time of the evaluation before."""
+        """Tell whether this round is evaluated; `last` is the virtual time of the evaluation before."""
         if self.seconds is not None:
             return now // self.seconds > last // self.seconds
         return self.rounds is not None and version % self.rounds == 0
