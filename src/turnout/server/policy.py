@@ -68,10 +68,8 @@ class Schedule:
     def between(self, first: int, last: int) -> Schedule:
         """Take the rounds `first <= n < last`."""
         kept = slice(*np.searchsorted(self.round, [first, last]))
-        columns = {
-            name: getattr(self, name)[kept] for name in ("arrived_at", "closed_at", "round", "client", "version")
-        }
-        return replace(self, **columns, rounds=last - first)
+        columns = ("arrived_at", "closed_at", "round", "client", "version")
+        return replace(self, **{name: getattr(self, name)[kept] for name in columns}, rounds=last - first)
 
     def period(self) -> tuple[int, int] | None:
         """Find two rounds `(first, last)` after which every client is equally far with its job, if there are such: with

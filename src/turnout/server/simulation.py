@@ -142,7 +142,7 @@ class Simulation(Mailbox):
                     self._commit([job])
 
     def foresee(self) -> tuple[IntArray, FloatArray]:
-        """Foresee who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
+        """Foresee who at work will answer, in order of arrival, and in how many seconds: no server can know that."""
         jobs = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
         answers = [job for job in jobs if job.outcome == ARRIVED]
         seconds = np.array([job.ends_at - self._clock for job in answers]) / self._ticks

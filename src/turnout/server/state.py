@@ -101,8 +101,8 @@ def _kinds(root: type[Any]) -> Iterator[type[Any]]:
 
 
 def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
-    """Take a work apart: its class by name, numbers and words, and tensors, as a checkpoint or a message can hold. Modifiers
-    are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
+    """Take a work apart: its class by name, numbers and words, and tensors, as a checkpoint or a message can hold.
+    Modifiers are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
     values, tensors = _values(work)
     modifiers = []
     for before, part in list(work.parts.items())[1:]:
@@ -155,8 +155,8 @@ def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named
 
 
 class _Blocks:
-    """Keep rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept: sums
-    over them then have the same bits."""
+    """Keep rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept:
+    sums over them then have the same bits."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, Block, set[int]]] = {}
