@@ -23,6 +23,7 @@ from turnout.aggregation.rules import Rule
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
+from turnout.server.privacy import check_summed
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Law:
         if updates.used:
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         counted, weights = self._screened(server, updates, weights)
+        if server.privacy is not None:
+            check_summed(self)
         if self.rule is not None or self.remember is not None:  # NaN has no place in an order, or in a memory
             counted, weights = self._finite_rows(server, counted, weights)
         if self.weigh is not None and len(counted):
@@ -63,8 +66,8 @@ class Law:
                 server.diverge("the model is no longer finite")
         if self.remember is not None:
             weights = server.importance[updates.clients]
-        server.record_linear(self.rule is None)
-        server.close_aggregation(updates, weights if self.rule is None else np.ones(len(updates)))
+        linear = self.rule is None
+        server.close_aggregation(updates, weights if linear else np.ones(len(updates)), linear)
         return updates.sealed(server.privacy is not None)
 
     def publish(self, server: Server, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
@@ -75,13 +78,12 @@ class Law:
         if server.privacy is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)
-        server.record_linear(weights is not None)
         moved = model.clone() if self.given is None else self.optimiser.step(server.model, model - server.model)
         if _finite(moved):
             server.model = moved
         else:
             server.diverge("the model is no longer finite")
-        server.close_aggregation(updates, applied)
+        server.close_aggregation(updates, applied, linear=weights is not None)
 
     def combined(self, server: Server, rows: Tensor, weights: FloatArray) -> Tensor:
         """Add rows `[k, P]` up by weight: `[P]`, or their weights' sum times what the rule makes of them."""

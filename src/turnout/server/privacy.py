@@ -39,6 +39,7 @@ from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
+    from turnout.server.law import Law
     from turnout.server.server import Server
 
 
@@ -124,11 +125,16 @@ def check_unseen(server: Server) -> None:
             f"privacy.noise: {part} may take more from updates than their sum, which no noise hides; a class that does "
             f"not says so of itself: {word} = False"
         )
-    if server.law.rule is not None or server.law.remember is not None:
-        part = "rule" if server.law.rule is not None else "remember"
-        raise UserError(
-            f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
-        )
+    check_summed(server.law)
+
+
+def check_summed(law: Law) -> None:
+    """Raise where a step takes more from updates than their sum."""
+    for part in ("rule", "remember"):
+        if getattr(law, part) is not None:
+            raise UserError(
+                f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
+            )
 
 
 def promised_noise(server: Server) -> tuple[Clip, Noise] | None:

@@ -225,12 +225,9 @@ class Server:
         self.log("diverged", why=why)
         self.stopped = f"diverged: {why}"
 
-    def record_linear(self, linear: bool) -> None:
-        """Note whether this round's change is a weighted sum of updates."""
+    def close_aggregation(self, updates: Updates, weights: FloatArray, linear: bool = True) -> None:
+        """Count an aggregation of these updates, a new version; `linear`: it is their weighted sum."""
         self._rounds.record.linear &= linear
-
-    def close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
-        """Count an aggregation of these updates: a new version."""
         self._rounds.used.append((updates, weights, self.version))
         if updates.columns is None:
             clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
