@@ -88,19 +88,9 @@ class Mailbox(Server):
         others = len(self._flight) or self._inbox or self._failures or self._restarting
         return not others and not self._one_by_one and self.algorithm.clients_keep == "nothing"
 
-    def invite(
-        self,
-        clients: ArrayLike,
-        work: LocalSGD,
-        model: ModelChoice = None,
-        *,
-        hold: bool = False,
-        again: bool = False,
-        among: Among | None = None,
+    def _invite(
+        self, ids: IntArray, work: LocalSGD, model: ModelChoice, hold: bool, again: bool, among: Among | None
     ) -> None:
-        ids = np.asarray(clients, np.int64).reshape(-1)
-        if not len(ids):
-            return
         self._check_invited(ids)
         if work.modifiers:
             self._check_modifiers(work, among)

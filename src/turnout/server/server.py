@@ -168,6 +168,13 @@ class Server:
         or is cancelled; where the algorithm declares `restarts_crashed`, also as soon as a crash is known, up to three
         times in a row in one wait. `among` is for clients that have their models from each other.
         """
+        ids = np.asarray(clients, np.int64).reshape(-1)
+        if len(ids):
+            self._invite(ids, work, model, hold, again, among)
+
+    def _invite(
+        self, ids: IntArray, work: LocalSGD, model: ModelChoice, hold: bool, again: bool, among: Among | None
+    ) -> None:
         raise NotImplementedError
 
     def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
