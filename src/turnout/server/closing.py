@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from turnout.core.allowed import Count, Positive, Seconds
+from turnout.core.allowed import Count, OneOf, Positive, Seconds
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from turnout.server.server import Server
     from turnout.server.updates import Updates
 
+MODES = ("wait", "restart")
 DEFAULT_SIZE = 10
 LONGEST = 1e9  # seconds
 
@@ -103,7 +104,7 @@ class Buffer(Arriving):
     """Close a round when so many updates are in (FedBuff)."""
 
     size: Count | None = None  # updates of a flush; none: ten, or as many as can wait where that is fewer
-    mode: Literal["wait", "restart"] = "wait"  # wait: clients wait for the flush; restart: they begin again at once
+    mode: Annotated[str, OneOf(MODES)] = "wait"  # wait: clients wait for the flush; restart: they begin again at once
     divisor: Positive | None = None  # of naive weights; none: the size
 
     def check(self, concurrency: int | None) -> None:
