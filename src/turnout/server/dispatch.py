@@ -17,6 +17,7 @@ from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.job import numbers_down, numbers_up
+from turnout.local.modifiers import Shapes
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
 from turnout.server.jobs import ARRIVED, SILENCED, Costs, Crew, Job
@@ -52,14 +53,26 @@ class Demand:
     def __init__(self, work: LocalSGD, population: Population, task: Task) -> None:
         self.work, self._population, self._task = work, population, task
         self.asked = False  # in an invitation before
-        self.keeps = work.stored_shapes(task)
+
+    @cached_property
+    def keeps(self) -> Shapes:
+        """Name what clients keep between their jobs, with shapes."""
+        return self.work.stored_shapes(self._task)
+
+    @cached_property
+    def bytes_down(self) -> int:
+        """Count the bytes sent to a client."""
+        return self._wire_bytes(numbers_down(self.work, self._task))
+
+    @cached_property
+    def bytes_up(self) -> int:
+        """Count the bytes of an update, and those of reports, which are never compressed."""
         payload, everything = (
             sum(torch.Size(shape).numel() for shape in shapes.values())
-            for shapes in (work.sent_shapes(task), work.sends(task))
+            for shapes in (self.work.sent_shapes(self._task), self.work.sends(self._task))
         )
-        reported = (everything - payload) * task.initial.element_size()  # number by number, never compressed
-        self.bytes_down = self._wire_bytes(numbers_down(work, task))
-        self.bytes_up = self._wire_bytes(numbers_up(work, task)) + reported
+        reported = (everything - payload) * self._task.initial.element_size()
+        return self._wire_bytes(numbers_up(self.work, self._task)) + reported
 
     def _wire_bytes(self, numbers: float) -> int:
         """Count the bytes of that many parameters on the wire; a population may say that a model is compressed."""
@@ -88,7 +101,7 @@ class Dispatch:
     def __init__(self, population: Population, task: Task) -> None:
         self.population, self.task = population, task
         self.ticks = population.ticks_per_second
-        self._detection = int(self.to_ticks(population.detection.seconds))  # ticks until a failure is learnt of
+        self._detection = int(to_ticks(population.detection.seconds, self.ticks))  # ticks until a failure is learnt of
         steady = population.devices.each == "client" and population.size <= _MOST_COLUMNS
         self._certain = population.reliable and steady  # whether all of a job is known beforehand
         self._demands: list[Demand] = []  # of the works last asked for, the last first
@@ -100,10 +113,6 @@ class Dispatch:
                 return demand
         self._demands = [Demand(work, self.population, self.task), *self._demands[: _MOST_WORKS - 1]]
         return self._demands[0]
-
-    def to_ticks(self, seconds: FloatArray | float) -> IntArray:
-        """Round seconds to whole ticks."""
-        return to_ticks(seconds, self.ticks)
 
     def jobs(self, invitation: Invitation, clock: int, version: int, alone: bool = False) -> Sequence[Job]:
         """Begin the jobs of an invitation at tick `clock`; a crew if they are `alone`, keep nothing, and nothing can
@@ -121,7 +130,10 @@ class Dispatch:
         few = len(invitation.ids) < _FEW or invitation.again or not invitation.shared
         if few or not alone or demand.keeps:
             return self._certain_jobs(invitation, demand.costs, clock)
-        return self._crew(invitation, demand.costs, clock)
+        ids = invitation.ids.copy()  # the caller may go on changing its own
+        received, version, costs = invitation.received[0], invitation.versions[0], demand.costs
+        ends_at = clock + costs.ticks[ids]
+        return Crew(demand.work, received, version, clock, costs, ids, invitation.numbers, ends_at)
 
     def silence(self, job: Job) -> None:
         """Lose an answer on its last step: its client has done and spent all there was to, and the server learns of it
@@ -132,20 +144,6 @@ class Dispatch:
         job.result = job.state = job.local = None
 
     # -- jobs of which everything is known beforehand -----------------------------------------------------------
-
-    @staticmethod
-    def _crew(invitation: Invitation, costs: Costs, clock: int) -> Crew:
-        ids = invitation.ids.copy()  # the caller may go on changing its own
-        return Crew(
-            invitation.work,
-            invitation.received[0],
-            invitation.versions[0],
-            clock,
-            costs,
-            client=ids,
-            number=invitation.numbers,
-            ends_at=clock + costs.ticks[ids],
-        )
 
     @staticmethod
     def _certain_jobs(invitation: Invitation, costs: Costs, clock: int) -> list[Job]:

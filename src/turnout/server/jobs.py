@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.clients.fates import ARRIVED as ARRIVED
-from turnout.clients.fates import CRASHED as CRASHED
-from turnout.clients.fates import LEFT as LEFT
-from turnout.clients.fates import OFFLINE as OFFLINE
+from turnout.clients import fates
 from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 
+ARRIVED, CRASHED, OFFLINE, LEFT = fates.ARRIVED, fates.CRASHED, fates.OFFLINE, fates.LEFT
 CANCELLED = "cancelled"
 SILENCED = "silenced"  # by an adversary
 REJECTED = "rejected"  # a real client's answer that is not what was asked for

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from turnout.clients.adversary import Adversary
 from turnout.clients.behaviour import Behaviour
+from turnout.clients.fates import to_ticks
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
@@ -175,7 +176,7 @@ class Simulation(Mailbox):
         jobs = [self._held.pop(client) for client in ids.tolist()]
         sizes = np.array([self._dispatch.demand(job.work).bytes_up for job in jobs])
         seconds = self.population.links.upload_seconds(self.population.seed, ids, sizes)
-        arrives = self._clock + self._dispatch.to_ticks(seconds)
+        arrives = self._clock + to_ticks(seconds, self._ticks)
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
