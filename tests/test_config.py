@@ -255,7 +255,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"model": {"name": f"{__name__}:no_net"}}, "no_net returned int, not a torch.nn.Module"),
         ({"engine": {"engine": "gpu"}}, "engine.engine: unknown name 'gpu'; allowed: auto, ray"),
         ({"engine": {"precision": "half"}}, "engine.precision: unknown name 'half'"),
-        ({"evaluation": {"rounds": 0}}, "evaluation.rounds: 0 must be above 0"),
+        ({"evaluation": {"rounds": 0}}, "evaluation.rounds: 0 must be at least 1"),
     ],
 )  # fmt: skip
 def test_refused_options(changes: dict[str, Any], words: str) -> None:

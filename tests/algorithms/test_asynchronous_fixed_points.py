@@ -40,7 +40,7 @@ from turnout import (
 from turnout.algorithms import FedAsync
 from turnout.server.durations import Durations
 from turnout.server.observer import Round
-from turnout.server.participation import rates
+from turnout.server.policy import rates
 from turnout.server.server import Server
 
 OPTIMA = (0.0, 1.0, 2.0, 3.0, 4.0)

@@ -16,8 +16,7 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import EachArrival
 from turnout.server.durations import Durations
-from turnout.server.participation import Gaps, rates
-from turnout.server.policy import Policy
+from turnout.server.policy import Gaps, Policy, rates
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

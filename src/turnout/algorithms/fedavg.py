@@ -7,6 +7,7 @@ difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar
 
 from turnout.aggregation.optimisers import Step
@@ -23,6 +24,7 @@ from turnout.server.server import CURRENT, ModelChoice, Server
 from turnout.server.updates import Updates
 
 NORMALISE = ("invited", "responders")
+_answers = lru_cache(maxsize=16)(Answers)  # a round asks for it more than once
 
 
 @dataclass
@@ -81,7 +83,8 @@ class FedAvg(Algorithm):
     def invite(self, server: Server, chosen: Selection) -> float:
         """Send the model to those chosen, unless they have it; returns the seconds until all copies are out."""
         work, model = self.invitation(server, chosen.clients)
-        work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
+        work = work.reporting(self.sampler.report) if self.sampler.report else work
+        informed = chosen.informed and model is None
         server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
         return 0.0 if informed or self.time_limit is None else server.push_seconds(len(chosen.clients), work)
 
@@ -90,7 +93,7 @@ class FedAvg(Algorithm):
         """When a round closes."""
         if isinstance(self.wait, Answers):
             return self.wait
-        return Answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
+        return _answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         waits = self.time_limit is None and self.closing.count is None

@@ -84,7 +84,7 @@ class Crashes(Spelt):
         """Whether each client's job of that number crashes, and at which share of its work in (0, 1)."""
         if self._never:
             return np.zeros(len(ids), bool), np.ones(len(ids))
-        u = random.uniform(random.key(seed, "crash", ids, number), 2)
+        u = random.coins(seed, "crash", ids, number, each=2)
         return u[:, 0] < option(self, "probability", ids), np.maximum(u[:, 1], 2.0**-54)
 
     @cached_property

@@ -104,7 +104,7 @@ class Chain(Spelt):
 
     def _present(self, seed: int, ids: IntArray, step: IntArray) -> BoolArray:
         renewal = self._renewal(seed, ids, step)
-        drawn = random.uniform(random.key(seed, "online", ids, renewal), 1)[:, 0] < self._chance(seed, ids, renewal)
+        drawn = random.coins(seed, "online", ids, renewal)[:, 0] < self._chance(seed, ids, renewal)
         return np.asarray(drawn ^ ((self._correlation(ids) < 0) & ((step - renewal) % 2 == 1)))
 
     # -- renewals ---------------------------------------------------------------------------------------------

@@ -281,8 +281,9 @@ class Population(Spelt):
 
         return streaming._dealt_by(again)
 
-    @property
+    @cached_property
     def size(self) -> int:
+        """N."""
         return len(self.train)
 
     @cached_property
@@ -309,7 +310,7 @@ class Population(Spelt):
             return self._stored.counts(ids, at)
         return self.train.offsets[ids + 1] - self.train.offsets[ids]
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """Whether clients join or leave during a run."""
         return self.joined_at is not None or self.left_at is not None

@@ -152,7 +152,7 @@ class Deployment(Correspondence):
         return Live(self.population, self.version, self.now, self._flight.busy)
 
     def durations(self, work: LocalSGD) -> Durations:
-        return self._dispatch.durations(work)
+        return self._dispatch.demand(work).durations
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
         return 0.0

@@ -260,7 +260,7 @@ class VirtualGrid(AppGrid):
             message = self._messages[name]
             client = message.metadata.dst_node_id
             job = self.server.at_work(client)
-            if job is not None and not job.heard:
+            if job is not None and not job.learnt:
                 self.server.cancel([client])
                 del self._jobs[job.name]
             record, trains = model_in(message.content), _trains(message)

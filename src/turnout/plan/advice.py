@@ -28,8 +28,7 @@ from turnout.plan.rehearsal import schedule
 from turnout.sampling.full import Full
 from turnout.server.closing import MODES
 from turnout.server.durations import Durations
-from turnout.server.participation import rates
-from turnout.server.policy import Policy, Schedule
+from turnout.server.policy import Policy, Schedule, rates
 
 WINDOWS = (0.2, 0.5, 0.8, 1.0)  # of FedFix, in mean durations of the slowest client
 BUFFERS = (10, 4, 2)  # of FedBuff: N over each of these

@@ -29,8 +29,7 @@ from turnout.sampling.fill import Fill
 from turnout.sampling.uniform import Uniform
 from turnout.server.jobs import ARRIVED
 from turnout.server.observer import Observer, Round
-from turnout.server.privacy import Privacy, promised_noise
-from turnout.server.sealed import foreign
+from turnout.server.privacy import Privacy, foreign, promised_noise
 
 if TYPE_CHECKING:
     from turnout.server.server import Server

@@ -27,7 +27,7 @@ from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Watch
 from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
-from turnout.server.sealed import prying
+from turnout.server.privacy import prying
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:

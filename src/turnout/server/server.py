@@ -21,6 +21,7 @@ from turnout.aggregation.optimisers import Step
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.core.threads import threads
 from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
@@ -28,13 +29,13 @@ from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
+from turnout.server.flight import Flight
 from turnout.server.jobs import Failures
 from turnout.server.law import Law
 from turnout.server.measurement import ByClient, Measurement, evaluators_of
 from turnout.server.observer import Event, Observer
-from turnout.server.privacy import Privacy
+from turnout.server.privacy import Privacy, foreign
 from turnout.server.rounds import Rounds
-from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
@@ -43,9 +44,6 @@ from turnout.task.task import Task
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
     from turnout.server.checkpoint import Checkpoints
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,8 @@ class Server:
         self.observers, self.checkpoints = list(observers), checkpoints
         self.law = Law(algorithm)
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
+        self._ticks, self._clock = self.population.ticks_per_second, 0  # ticks a second, ticks since the start
+        self._flight = Flight(self.population.size)
         self.model = self.task.initial.clone()
         self.version = 0
         self.importance = self.population.importance_at(0.0)
@@ -119,35 +119,35 @@ class Server:
 
     @property
     def now(self) -> float:
-        """Seconds since the start: virtual in a simulation, wall in a deployment."""
-        raise NotImplementedError
+        """Tell the seconds since the start: virtual in a simulation, wall in a deployment."""
+        return self._clock / self._ticks
 
     def online(self) -> OnlineSet:
-        """Who can be invited now."""
-        raise NotImplementedError
+        """Give the set of clients that can be invited now."""
+        return OnlineSet(self.population, self.version, self.now, self._flight.busy if self.in_flight else None)
 
     @property
     def store(self) -> ClientStore:
-        """What clients keep between their jobs: only a simulation knows it."""
+        """Open what clients keep between their jobs: only a simulation knows it."""
         if self.privacy is not None and foreign(self.algorithm):
             raise UserError("privacy.noise: what clients keep is theirs, and this algorithm looks at it")
         return self._store
 
     @property
     def in_flight(self) -> int:
-        """How many jobs are under way."""
-        raise NotImplementedError
+        """Count the jobs under way."""
+        return len(self._flight)
 
     def durations(self, work: LocalSGD) -> Durations:
-        """How long the clients take for this work, as far as it is known."""
+        """Tell how long the clients take for this work, as far as that is known."""
         raise NotImplementedError
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
-        """How long the server takes to send the model so many times."""
+        """Tell how many seconds the server takes to send the model so many times."""
         raise NotImplementedError
 
     def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
-        """How long a model takes from the cloud to so many edges, and one of each back."""
+        """Tell how many seconds a model takes from the cloud to so many edges, and one of each back."""
         raise NotImplementedError
 
     def invite(
@@ -168,10 +168,17 @@ class Server:
         or is cancelled; where the algorithm declares `restarts_crashed`, also as soon as a crash is known, up to three
         times in a row in one wait. `among` is for clients that have their models from each other.
         """
+        ids = np.asarray(clients, np.int64).reshape(-1)
+        if len(ids):
+            self._invite(ids, work, model, hold, again, among)
+
+    def _invite(
+        self, ids: IntArray, work: LocalSGD, model: ModelChoice, hold: bool, again: bool, among: Among | None
+    ) -> None:
         raise NotImplementedError
 
     def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
-        """Which of these clients have a model of their own to go on from (`KEEP`)."""
+        """Tell which of these clients have a model of their own to go on from (`KEEP`)."""
         raise NotImplementedError
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
@@ -217,7 +224,7 @@ class Server:
 
     @property
     def optimiser(self) -> Step:
-        """What is done with the aggregated difference."""
+        """Give what makes a step of the aggregated difference."""
         return self.law.optimiser
 
     def diverge(self, why: str) -> None:
@@ -225,12 +232,9 @@ class Server:
         self.log("diverged", why=why)
         self.stopped = f"diverged: {why}"
 
-    def record_linear(self, linear: bool) -> None:
-        """Note whether this round's change is a weighted sum of updates."""
+    def close_aggregation(self, updates: Updates, weights: FloatArray, linear: bool = True) -> None:
+        """Count an aggregation of these updates, a new version; `linear`: it is their weighted sum."""
         self._rounds.record.linear &= linear
-
-    def close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
-        """Count an aggregation of these updates: a new version."""
         self._rounds.used.append((updates, weights, self.version))
         if updates.columns is None:
             clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
@@ -254,14 +258,14 @@ class Server:
         self._rounds.notes |= facts
 
     def log(self, kind: str, **facts: Any) -> None:
-        """Nothing is silent."""
+        """Tell the observers of an event: nothing is silent."""
         event = Event(kind, self.version, self.now, facts)
         for observer in self.observers:
             observer.on_event(self, event)
 
     @property
     def _threads(self) -> int:
-        """How many the server's own kernels have."""
+        """Count the threads of the server's own kernels."""
         return self.plan.threads
 
     def run(self) -> Server:
@@ -288,16 +292,16 @@ class Server:
 
     @property
     def central(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of test data that belongs to nobody, where the engine computes."""
+        """Give inputs and targets of test data that belongs to nobody, where the engine computes."""
         return self._measurement.central(self)
 
     @property
     def output(self) -> Tensor:
-        """`[P]` what the algorithm has to show: as a rule the current model."""
+        """Give what the algorithm has to show, `[P]`: as a rule the current model."""
         return self.algorithm.output(self.model)
 
     def evaluate(self) -> dict[str, float]:
-        """`measure` the output, and tell the observers; takes no time."""
+        """Measure the output, and tell the observers; takes no time."""
         self.measures = self.measure(self.output)
         self._rounds.evaluated_at = self.now
         for observer in self.observers:
@@ -321,7 +325,7 @@ class Server:
     # -- state ------------------------------------------------------------------------------------------------
 
     def save(self) -> tuple[Facts, Named]:
-        """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
+        """Give everything that is not configuration, between two rounds: JSON facts and tensors."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
         law_tensors = {} if self.law.last is None else {"last": self.law.last}
@@ -345,7 +349,7 @@ class Server:
         return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
-        """The inverse of `save`, into a server built with the same configuration."""
+        """Undo `save`, into a server built with the same configuration."""
         device = self.plan.device
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
         self._count_heard = int(self.heard.sum())
@@ -363,7 +367,7 @@ class Server:
         self.importance = self.population.importance_at(self.now)
 
     def _named_observers(self) -> Iterator[tuple[str, Observer]]:
-        """Observers under names that do not depend on which others listen."""
+        """Name observers without regard to which others listen."""
         seen: dict[str, int] = {}
         for observer in self.observers:
             kind = type(observer).__name__
