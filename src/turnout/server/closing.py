@@ -41,7 +41,7 @@ class Answers(Wait):
         for name in ("deadline", "retry"):
             check_seconds(f"wait.{name}", getattr(self, name))
         if self.for_crashed and self.deadline is None:
-            raise UserError("wait.for_crashed: it needs wait.deadline, or the wait never ends")
+            raise UserError("wait.for_crashed: it needs a deadline, or the wait never ends")
 
     def gather(self, server: Server, invited: int, distribution: float = 0.0) -> Updates:
         """Return what arrives from so many invited clients, whose models take `distribution` seconds to go out."""

@@ -133,6 +133,13 @@ class Updates:
     def clients(self) -> IntArray:
         return self._column("client")
 
+    @property
+    def released(self) -> IntArray:
+        """Clients that do not start again by themselves, by a standing invitation."""
+        if self.columns is not None:
+            return self.clients
+        return np.array([job.client for job in self._rows if not job.again], np.int64)
+
     @cached_property
     def numbers(self) -> IntArray:
         return self._column("number")
