@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
-from turnout.server.durations import Durations
-from turnout.server.policy import Policy
 
 
 @dataclass
@@ -27,6 +25,3 @@ class Personalised(FedAvg):
     def tuning(self) -> LocalSGD:
         """How much a client trains before it serves."""
         return self.local.bind({"epochs": self.tuning_epochs, "steps": None})
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        return None  # its work takes longer than that of FedAvg

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ class CFCFM(Algorithm):
     in the round before comes first. What the others did is charged and lost. A round that finds
     nobody online takes `retry` seconds."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     local: LocalSGD
     fraction: float = 0.3  # share of the clients whose answers close a round

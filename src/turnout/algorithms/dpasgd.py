@@ -11,11 +11,10 @@ FedAvg with everybody where W = 1 1^T / N, local training where W = I, D-PSGD (L
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
-from turnout.algorithms._algorithm import Algorithm
+from turnout.algorithms._algorithm import LAW, Algorithm
 from turnout.core.errors import UserError, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import MIXINGS
@@ -39,12 +38,7 @@ class DPASGD(Algorithm):
     `importance` a silo's difference counts N p_i times, so that the average moves by sum_i p_i difference_i.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "has no server",
-        "remember": "has no server",
-        "rule": "has no server",
-        "optimiser": "has no server",
-    }
+    cannot = dict.fromkeys(LAW, "has no server")
     local: LocalSGD
     overlay: Overlay | None = None
     network: Network | None = None

@@ -7,7 +7,6 @@ thesis (Warwick), section 5.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -23,7 +22,7 @@ class FedAvgRP(FedAvg):
     to 1 only on average, so clients of unequal size **rescale the model itself**; FedAvg with `uniform` does not.
     `server_lr` is the share of the way taken; the weight of a silent client goes to those who answer."""
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "has weights for models, not for updates",
         "remember": "averages models, not updates",
     }

@@ -8,7 +8,6 @@ out by their estimated time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class FedCS(FedAvg):
     the time that nine clients in ten are expected to need. Clients that never fit are never heard: the audit shows
     them."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
 

@@ -7,7 +7,6 @@ HybridFL (IEEE Transactions on Parallel and Distributed Systems 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ class HierFAVG(Regional):
     The model evaluated after any other round is the same average, which nobody has been sent.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "averages models in regions, by their samples",
         "rule": "averages models in regions",
         "remember": "averages models in regions",

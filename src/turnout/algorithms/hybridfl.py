@@ -7,7 +7,6 @@ IEEE Transactions on Parallel and Distributed Systems 2021; Wu's thesis (Warwick
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class HybridFL(Regional):
     The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "averages models in regions, by their samples",
         "rule": "averages models in regions",
         "remember": "averages models in regions",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
@@ -32,8 +31,8 @@ class L2SGD(Personalised):
     average being what it is.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = LooplessSGD
+    reads_updates = False
+    trains = LooplessSGD
 
     mu: float = 0.1  # pull towards the average of all models
     communication: float = 0.1  # chance that a step is one of communication

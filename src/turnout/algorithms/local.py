@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,15 +25,15 @@ class Local(Algorithm):
     much as there have been rounds for, anew at every evaluation. A round that finds nobody online takes `retry`
     seconds."""
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "exchanges nothing",
         "remember": "exchanges nothing",
         "rule": "exchanges nothing",
         "optimiser": "exchanges nothing",
         "serve": "has no global model to adapt",
     }
-    trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
-    sends_updates: ClassVar[bool] = False
+    trains = OwnModelSGD
+    sends_updates = False
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)

@@ -31,8 +31,8 @@ class Mifa(FedAvg):
     """
 
     FORMER: ClassVar[dict[str, str]] = {"memory": "remember/memory"}  # where version 0.1 kept it
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
-    cannot: ClassVar[dict[str, str]] = {"weigh": "remembers: every client counts its importance"}
+    no_use_for = ("normalise",)
+    cannot = {"weigh": "remembers: every client counts its importance"}
 
     first_round: str = "everybody"  # everybody: all are asked; zero: the memory begins with zeros
     remember: LastUpdate | None = field(default_factory=LastUpdate, kw_only=True, metadata={"part": True})

@@ -7,12 +7,12 @@ Yeung, "A convex formulation for learning task relationships in multi-task learn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.algorithms._algorithm import LAW
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError, check_positive
 from turnout.local.related import RelatedSGD
@@ -34,15 +34,9 @@ class Mocha(Personalised):
     Convex for linear models, a heuristic for others. Memory: N models, and a matrix over the clients.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "solves for all models together",
-        "remember": "solves for all models together",
-        "rule": "solves for all models together",
-        "optimiser": "solves for all models together",
-        "serve": "solves for all models together",
-    }
-    trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
+    cannot = dict.fromkeys((*LAW, "serve"), "solves for all models together")
+    trains = RelatedSGD
+    no_use_for = ("normalise",)
 
     penalty: float = 1.0  # strength of the pull of the related models
     epsilon: float = 1e-3  # added to the relation: what keeps it invertible

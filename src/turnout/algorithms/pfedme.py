@@ -6,15 +6,12 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", Neu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
 from turnout.core.errors import UserError, check_positive, unknown
 from turnout.local.moreau import MoreauSGD
 from turnout.local.own import KeptModelSGD
 from turnout.local.pulled import PulledSGD
-from turnout.local.sgd import LocalSGD
-from turnout.server.server import Server
 
 VARIANTS = ("moreau", "averaged")
 
@@ -31,8 +28,8 @@ class PFedMe(Personalised):
     A client never seen solves for theta once, from the global model.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = MoreauSGD
+    reads_updates = False
+    trains = MoreauSGD
 
     mu: float = 1.0  # pull of the personal model towards the global one
     variant: str = "moreau"  # moreau (as published) or averaged
@@ -48,10 +45,7 @@ class PFedMe(Personalised):
         for name in ("outer_lr", "inner_steps"):
             check_positive(f"algorithm.{name}", getattr(self, name))
 
-    def work(self, server: Server) -> LocalSGD:
-        return self.predictor()
-
-    def predictor(self) -> KeptModelSGD:
+    def own_work(self) -> KeptModelSGD:
         if self.variant == "averaged":
             return PulledSGD.extend(self.local, mu=self.mu)
         return MoreauSGD.extend(self.local, mu=self.mu, outer_lr=self.outer_lr, inner_steps=self.inner_steps)

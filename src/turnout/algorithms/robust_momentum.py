@@ -8,7 +8,6 @@ adversarial client unavailability", 2023, ran them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +38,8 @@ class RobustMomentum(FedAvg):
     away (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
 
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
-    cannot: ClassVar[dict[str, str]] = {
+    no_use_for = ("normalise",)
+    cannot = {
         "weigh": "remembers momenta: every client counts its importance",
         "remember": "remembers momenta already",
         "rule": "has rules of its own (algorithm.rule)",

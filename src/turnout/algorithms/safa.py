@@ -38,7 +38,7 @@ class Safa(Algorithm):
     clients that have priority. Memory: N models.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "averages a cache in which every client counts its importance",
         "remember": "has a cache of models already",
     }

@@ -6,7 +6,6 @@ Marfoq, Neglia, Kameni, Vidal, "Federated learning for data streams", AISTATS 20
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,8 +35,8 @@ class StreamFedAvg(FedAvg):
     the rounds' models by the p_m that had a part in them. With a `radius` the model stays in that ball around 0.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
+    reads_updates = False
+    of_part = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
 
     weighting: str | float = "uniform"  # uniform, historical, fresh, optimal, memory, or historical clients' share
     ratio: float | None = None  # c2 / c1 of the bound that optimal minimises

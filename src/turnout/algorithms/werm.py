@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ class WERM(FedAvg):
     clients join or leave, the two shares are those of everybody, not of those present.
     """
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     train_weight: float = 0.5  # w: share of the training data in the loss
     reference_clients: float | list[int] = 0.5  # who holds reference data: ids, how many, or (below 1) which share

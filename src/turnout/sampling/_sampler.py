@@ -49,25 +49,38 @@ class Sampler(Spelt):
     looks_at_data: ClassVar[bool] = True
     decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
     report: ClassVar[str] = ""  # what it wants to be told beside every update: see `turnout.local.reports`
+    depends_on: ClassVar[str] = ""  # what a draw follows from that nobody knows beforehand
 
     def sample(self, server: Server) -> Selection:
+        """Who is invited in this round."""
         raise NotImplementedError
 
-    def decide(self, server: Server, answers: Updates) -> Selection:
-        """Whose update to fetch, of those who have answered with its norm."""
-        raise NotImplementedError
+    def reports(self, server: Server) -> str:
+        """What it wants to be told beside every update."""
+        return self.report
 
-    def settled(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
-        """The updates that count, and whose they are: all answers, or those fetched after a look at their norms."""
-        if not self.decides_later:
-            return answers, chosen
-        decided = self.decide(server, answers)
-        server.cancel(np.setdiff1d(chosen.clients, decided.clients))
-        return server.fetch(decided.clients), decided
+    def invite(self, server: Server, chosen: Selection, work: LocalSGD, model: ModelChoice = None) -> float:
+        """Ask those chosen for that work, and for what the scheme wants to know; returns the seconds until all copies
+        of the model are out."""
+        work, informed = work.reporting(self.reports(server)), chosen.informed and model is None
+        server.invite(chosen.clients, work, server.current if informed else model, hold=self.decides_later)
+        return 0.0 if informed else server.push_seconds(len(chosen.clients), work)
+
+    def settle(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
+        """The updates that count, and whose they are, once a round is closed."""
+        server.cancel(chosen.clients)
+        self.observe(answers)
+        return answers, chosen
+
+    def observe(self, updates: Updates) -> None:
+        """What came back from the clients invited; for schemes that learn from it."""
 
     def moments(self, server: Server) -> Moments | None:
         """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance
         coefficient, in closed form; None where there is none. See `statistics`."""
+        if self.depends_on:
+            name = type(self).__module__.rpartition(".")[2]
+            raise UserError(f"sampler.name: {name} depends on {self.depends_on}; it has no statistics beforehand")
         return None
 
     def statistics(self, population: Population, **options: int) -> Statistics:
@@ -79,8 +92,11 @@ class Sampler(Spelt):
 
         return statistics(self, population, **options)
 
-    def observe(self, updates: Updates) -> None:
-        """What came back from the clients invited; for schemes that learn from it."""
+    @staticmethod
+    def present(server: Server) -> IntArray:
+        """Clients that matter and are online: O(N)."""
+        clients = np.flatnonzero(server.importance)
+        return clients[server.online().contains(clients)]
 
     @staticmethod
     def hear(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
@@ -139,11 +155,9 @@ class Subset(Limited):
         m, everybody = self.size(server.population), server.population.mattering
         clients = server.online().sample(m, server.seed, "sampling", server.version)
         importance = server.importance
-        all_are_members = importance is server.population.base_importance
-        return Selection(
-            clients,
-            self.weigh(importance[clients], everybody if all_are_members else int(np.count_nonzero(importance))),
-        )
+        if importance is not server.population.base_importance:  # some are no members now
+            everybody = int(np.count_nonzero(importance))
+        return Selection(clients, self.weigh(importance[clients], everybody))
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         """Weights of the drawn clients, from their importance and n."""

@@ -6,13 +6,13 @@ Goetz, Malik, Bui, Moon, Liu, Kumar, "Active federated learning", 2019.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.core import random
 from turnout.core.errors import UserError
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Moments, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -26,7 +26,8 @@ class AFL(Sampler):
     drawn with P(k) ~ exp(`temperature` v_k), except for a share `explore` of the places, which go to anybody. All count
     1 / m. **Biased** towards clients that fit badly, those with bad data among them."""
 
-    report: ClassVar[str] = "loss"
+    report = "loss"
+    depends_on = "the losses"
 
     clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
     drop: float = 0.75  # share of the clients worth least that is left out
@@ -42,9 +43,6 @@ class AFL(Sampler):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")
 
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: afl depends on the losses; it has no statistics beforehand")
-
     def observe(self, updates: Updates) -> None:
         if len(updates) and len(self.values):  # before its first draw it remembers nothing
             losses = updates["loss"].double().cpu().numpy()
@@ -53,8 +51,7 @@ class AFL(Sampler):
     def sample(self, server: Server) -> Selection:
         if len(self.values) != server.population.size:
             self.values = np.full(server.population.size, np.inf)
-        clients = np.flatnonzero(server.importance)
-        clients = clients[server.online().contains(clients)]
+        clients = self.present(server)
         m = min(self.clients_per_round, len(clients))
         by_value = m - round(self.explore * m)
         draws = random.uniform(random.key(server.seed, "sampling afl", server.version, clients), 2)

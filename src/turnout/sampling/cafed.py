@@ -17,7 +17,7 @@ from turnout.clients.columns import PerClient, column
 from turnout.core.errors import UserError, unknown
 from turnout.local.loss_report import BatchLossReport
 from turnout.sampling._presence import Presence
-from turnout.sampling._sampler import FloatArray, IntArray, Moments, Selection
+from turnout.sampling._sampler import FloatArray, IntArray, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -49,6 +49,8 @@ class CAFed(Presence):
     learns a loss of every client.
     """
 
+    depends_on = "the losses"
+
     bias_weight: float = 1.0  # kappa^2: large ones drop nobody, small ones many
     batch_size: int = 32  # samples of the batch whose loss is reported
     loss_smoothing: float = 1.0  # weight of the newest loss
@@ -74,9 +76,6 @@ class CAFed(Presence):
         for name in ("bias_weight", "tolerance"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise UserError(f"sampler.{name}: {getattr(self, name)} must be at least 0 and finite")
-
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: cafed depends on the losses; it has no statistics beforehand")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

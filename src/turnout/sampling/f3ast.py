@@ -7,7 +7,7 @@ constraints", IEEE JSTSP 2023; as a baseline in Marfoq's thesis, section 2.2.6.1
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class F3AST(Presence):
     `smoothing` is beta, one over the number of rounds in the paper; r begins as the availability known beforehand.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
     smoothing: float = 0.005  # beta: share of the newest round in the rates

@@ -6,7 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020 (schem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class MD(Sampler):
     A client drawn twice trains once and counts twice. Draws of clients that are offline are drawn again.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     clients_per_round: int = DEFAULT_SIZE  # draws of a round
 

@@ -6,7 +6,7 @@ Marfoq's thesis, section 2.2.6.1 (a baseline of Rodio et al., INFOCOM 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class MoreAvailable(Weighted):
     is the paper, whose steps are shorter for it.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     threshold: float = 0.5  # share of the rounds online from which a client counts
     renormalise: bool = True  # whether weights still sum to 1 on average

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.core import random
 from turnout.core.errors import UserError, check_seconds
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, check_size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -33,7 +33,8 @@ class Oort(Sampler):
     `decay` a round and at least `least_explore`, goes to clients never tried. All count 1 / m. **Biased**.
     """
 
-    report: ClassVar[str] = "loss"
+    report = "loss"
+    depends_on = "losses and times"
 
     clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
     explore: float = 0.9  # share of the places for clients never tried
@@ -55,9 +56,6 @@ class Oort(Sampler):
             raise UserError(f"sampler.penalty: {self.penalty} must be at least 0")
         check_seconds("sampler.preferred_seconds", self.preferred_seconds)
 
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: oort depends on losses and times; it has no statistics beforehand")
-
     def observe(self, updates: Updates) -> None:
         if len(updates) and len(self.losses):  # before its first draw it remembers nothing
             losses = np.abs(updates["loss"].double().cpu().numpy())
@@ -75,8 +73,7 @@ class Oort(Sampler):
         if len(self.last) != server.population.size:
             self.losses, self.seconds = np.zeros(server.population.size), np.zeros(server.population.size)
             self.last = np.zeros(server.population.size, np.int64)
-        clients = np.flatnonzero(server.importance)
-        clients = clients[server.online().contains(clients)]
+        clients = self.present(server)
         tried = self.last[clients] > 0
         known, new = clients[tried], clients[~tried]
         m = min(self.clients_per_round, len(clients))
