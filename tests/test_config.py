@@ -248,7 +248,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"devices": {"name": "fx", "percent": 120}}, "fx: percent is 120.0"),
         ({"availability": {"name": "bernoulli"}}, "availability.probability: missing"),
         ({"availability": {"name": "bernoulli", "probability": 2}}, "bernoulli: probability is 2"),
-        ({"detection": {"kind": "gossip"}}, "detection.kind: 'gossip' is not one of oracle, heartbeat, none"),
+        ({"detection": {"kind": "gossip"}}, "detection.kind: unknown name 'gossip'; allowed: heartbeat, none, oracle"),
         ({"model": {"name": "lineer"}}, "model.name: unknown name 'lineer'; did you mean linear?"),
         ({"model": {"name": "linear", "depth": 3}}, "model.depth: unknown option"),
         ({"model": {"name": "linear", "loss": "mae"}}, "task.loss: unknown name 'mae'"),

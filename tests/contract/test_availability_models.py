@@ -214,7 +214,7 @@ def test_by_name_with_its_options_and_groups(name: str, groups: int | list[int] 
         ("markov", {"correlation": -0.9}, "correlation of client 0 is -0.9"),
         ("markov", {"lambda": 0.5}, "availability.lambda: unknown option"),
         ("heterogeneous", {"clients": 3}, "availability.clients: unknown option"),
-        ("trace", {"shift": "some"}, "availability.shift: 'some' is not one of none, random"),
+        ("trace", {"shift": "some"}, "availability.shift: unknown name 'some'; allowed: none, random"),
         ("diurnal", {"zones": 1.5}, "availability.zones: 1.5 is not a whole number"),
     ],
 )

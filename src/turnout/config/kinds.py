@@ -19,6 +19,7 @@ from turnout.config import config, registry
 from turnout.config.deployment import Deploy
 from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
+from turnout.core.allowed import OneOf, allowed_of
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.named import MODIFIERS
@@ -120,9 +121,12 @@ def options(section: str, made: Made) -> list[Option]:
         return []  # one section for all of them
     found = []
     for function in (made, *([_SHARED[section]] if section in _SHARED else [])):
-        lines = help_of(function)
+        lines, allowed = help_of(function), allowed_of(function)
         for name, (hint, default) in options_of(function, _FILLED_IN.get(section)).items():
-            found.append(Option(name, in_words(hint), _shown(default), lines.get(name, "")))
+            takes = in_words(hint)
+            if name in allowed:
+                takes = str(allowed[name]) if isinstance(allowed[name], OneOf) else f"{takes}, {allowed[name]}"
+            found.append(Option(name, takes, _shown(default), lines.get(name, "")))
     return found
 
 

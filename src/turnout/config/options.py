@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnout.core.errors import UserError, meant
+from turnout.core.errors import UserError, meant, renamed, unknown
 
 Section = dict[str, Any]
 # What a value may be, wherever it is given.
@@ -78,7 +78,8 @@ def check(section: str, function: Callable[..., Any], values: Section, hidden: s
 def call(section: str, function: Callable[..., Any], values: Section, given: Section) -> tuple[Any, Section]:
     """`function(**values, **given)` with checked values; also every option with the value it has."""
     checked, complete = check(section, function, values, set(given))
-    return function(**checked, **given), complete
+    with renamed({f"{getattr(function, '__name__', section)}.": f"{section}."}):
+        return function(**checked, **given), complete
 
 
 def checked_value(option: str, value: Any, hint: Any) -> Any:
@@ -90,6 +91,9 @@ def checked_value(option: str, value: Any, hint: Any) -> Any:
             raise TypeError
         found = _validator(kind, str(kind)).validate_python(value)
     except (ValidationError, TypeError) as error:
+        names = get_args(kind) if get_origin(kind) is Literal else ()
+        if names and isinstance(value, str):
+            raise unknown(option, value, names) from error
         raise UserError(f"{option}: {shown(value)} is not {in_words(kind)}") from error
     return _as_data(option, found)
 

@@ -1,6 +1,7 @@
-"""An option that does not exist is one sentence, in Python as in a configuration: `FedAvg: unknown option 'locl'; ...`.
+"""An option that does not exist, or a value that is not allowed, is one sentence, in Python as in a configuration.
 
 A class of options inherits `Spelt`, a function of options is decorated with `spelt`. Signatures stay what they are.
+What an option may be is declared with it (`turnout.core.allowed`).
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args, get_type_hints
 
+from turnout.core.allowed import allowed_of, check_allowed
 from turnout.core.errors import UserError, meant
 
+Made = Callable[..., Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Spelt:
-    """Classes whose constructors refuse an unknown option in one sentence."""
+    """Classes whose constructors refuse an unknown option, or a value that is not allowed, in one sentence."""
 
+    section: ClassVar[str] = ""  # of a configuration, in which their options stand; none: the name of the class
     gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {}  # options that are no more, and what is said
 
     if not TYPE_CHECKING:  # a checker reads __init__
 
-        def __new__(cls, *_given: Any, **options: Any) -> Spelt:
+        def __new__(cls, *given: Any, **options: Any) -> Spelt:
             """Make the object; copies, and objects that are read back, have no options to check."""
             for name in options.keys() & cls.gone:
                 raise cls.gone[name](options[name])
-            if options:
-                _check(cls.__name__, options, _known(cls.__init__))
+            if given or options:
+                _check(cls.__name__, cls.section or cls.__name__, given, options, cls.__init__, cls)
             return super().__new__(cls)
 
 
@@ -37,17 +41,22 @@ def spelt(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*given: P.args, **options: P.kwargs) -> R:
-        if options:
-            _check(function.__qualname__, options, _known(function))
+        _check(function.__qualname__, function.__name__, given, options, function, function)
         return function(*given, **options)
 
     return called
 
 
-def _check(place: str, options: Mapping[str, Any], known: tuple[str, ...] | None) -> None:
+def _check(
+    place: str, section: str, given: tuple[Any, ...], options: Mapping[str, Any], called: Made, declares: Made
+) -> None:
+    """Raise for an option of another name than those of `called`, or another value than `declares` allows."""
+    known = _known(called)
     for name in options:
         if known is not None and name not in known:
             raise UserError(f"{place}: unknown option {name!r}; {meant(name, known)}")
+    if allowed_of(declares):
+        check_allowed(section, {**dict(zip(known or (), given, strict=False)), **options}, declares)
 
 
 @cache
