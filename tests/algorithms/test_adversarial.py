@@ -356,7 +356,7 @@ def test_mifa_asks_everybody_once_or_starts_from_zero() -> None:
             )
     assert invited == {"everybody": [0, 6, 2], "zero": [0, 2, 2]}
     with pytest.raises(UserError, match=r"algorithm\.first_round"):
-        Mifa(steps(1, 1.0), first_round="all")
+        Mifa(steps(1, 1.0), first_round="all")  # type: ignore[arg-type]
 
 
 def momenta(people: Population, rounds: int, **options: Any) -> Result:

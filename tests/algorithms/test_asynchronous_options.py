@@ -391,7 +391,10 @@ def test_weights_are_measured_where_clients_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AsyncFedAvg(WORK, weight_rule="unbiassed"), "algorithm.weight_rule.*did you mean unbiased"),
+        (
+            lambda: AsyncFedAvg(WORK, weight_rule="unbiassed"),  # type: ignore[arg-type]
+            "algorithm.weight_rule.*did you mean unbiased",
+        ),
         (lambda: FedFix(WORK, weight_rule="learning_rate"), "algorithm.weight_rule: learning_rate.*async_fedavg only"),
         (lambda: FedBuff(WORK, weight_rule="learning_rate"), "algorithm.weight_rule: learning_rate.*async_fedavg only"),
         (lambda: AsyncFedAvg(WORK, server_lr=0.0), "algorithm.server_lr: 0.0"),

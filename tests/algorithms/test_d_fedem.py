@@ -46,7 +46,7 @@ def test_everybody_hears_everybody() -> None:
 
 
 @pytest.mark.parametrize("objective", ["importance", "equal"])
-def test_a_ring_of_unequal_silos_is_the_plain_loop(objective: str) -> None:
+def test_a_ring_of_unequal_silos_is_the_plain_loop(objective: Any) -> None:
     """Own components, own weights, gradients scaled by T omega_t or not at all, mixed over a ring."""
     people = population()
     size = people.size

@@ -19,7 +19,7 @@ def test_it_trains_as_fedprox_and_serves_as_fedavg_plus() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UserError, match=r"algorithm.mu: -1 must be a number of at least 0"):
+    with pytest.raises(UserError, match=r"algorithm.mu: -1 must be at least 0"):
         FedProxPlus(FULL, mu=-1)
     with pytest.raises(UserError, match=r"algorithm.tuning_epochs: 0 must be at least 1"):
         FedProxPlus(FULL, tuning_epochs=0)

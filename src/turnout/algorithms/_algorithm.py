@@ -47,6 +47,7 @@ class Algorithm(Spelt):
     without a use is refused.
     """
 
+    section: ClassVar[str] = "algorithm"
     waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
     cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another

@@ -9,7 +9,8 @@ from turnout.aggregation.rules import Rule
 from turnout.aggregation.staleness import check_discount, discount
 from turnout.aggregation.weights import Weigh
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds, renamed
+from turnout.core.allowed import Count, Seconds, WholeNumber
+from turnout.core.errors import UserError, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import Arriving, EachArrival, Window
@@ -31,12 +32,12 @@ class Arrivals(Algorithm):
     waits = Arriving
 
     local: LocalSGD
-    max_staleness: int | None = None  # versions: older updates are dropped; none: none is
+    max_staleness: WholeNumber | None = None  # versions: older updates are dropped; none: none is
     staleness_discount: str = "none"  # none, polynomial or hinge: how weights shrink with staleness
     discount_rate: float = 0.5  # how fast they shrink: polynomial (s + 1)^-rate
     discount_from: float = 0.0  # versions: the staleness from which hinge shrinks
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
-    concurrency: int | None = field(default=None, kw_only=True)  # clients at work at once; none: all
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
+    concurrency: Count | None = field(default=None, kw_only=True)  # clients at work at once; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,13 +49,8 @@ class Arrivals(Algorithm):
                     "same; leave it out, or wait with a buffer"
                 )
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
-        check_seconds("algorithm.retry", self.retry)
-        if self.concurrency is not None and self.concurrency < 1:
-            raise UserError(f"algorithm.concurrency: {self.concurrency} must be at least 1")
         with renamed(self.given_as if self.wait is None else {}):
             self.closing.check(self.concurrency)
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
 
     @cached_property
     def closing(self) -> Arriving:

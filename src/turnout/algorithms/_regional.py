@@ -10,7 +10,7 @@ from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm, expected_deadline
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Fraction, Seconds
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
@@ -24,18 +24,12 @@ class Regional(Algorithm):
     client is expected to need. Without regions there is one edge."""
 
     local: LocalSGD
-    deadline: float | None = None  # seconds after the models are out; none: what the slowest client is expected to need
-    fraction: float = 0.3  # share of an edge's clients that is selected
+    deadline: Seconds | None = None  # after the models are out, in seconds; none: what the slowest is expected to need
+    fraction: Fraction = 0.3  # share of an edge's clients that is selected
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds("algorithm.deadline", self.deadline)
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
 
     @property
     def time_limit(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError
+from turnout.core.allowed import Share
 from turnout.local.interpolated import InterpolatedSGD
 
 
@@ -23,13 +23,8 @@ class APFL(Personalised):
     reads_updates = False
     trains = InterpolatedSGD
 
-    alpha: float = 0.5  # share of the client's own model in what it serves: 0 is FedAvg, 1 local training
+    alpha: Share = 0.5  # share of the client's own model in what it serves: 0 is FedAvg, 1 local training
     adaptive: bool = False  # whether every client finds its own alpha by gradient steps
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"algorithm.alpha: {self.alpha} must be from 0 to 1")
 
     def own_work(self) -> InterpolatedSGD:
         return InterpolatedSGD.extend(self.local, alpha=self.alpha, adaptive=self.adaptive)

@@ -7,10 +7,12 @@ clients updates", JMLR 2023, section 4.3 (algorithm 1 with the weights of table 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from turnout.aggregation.optimisers import Step
 from turnout.algorithms._arrivals import Arrivals
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import EachArrival
@@ -19,8 +21,6 @@ from turnout.server.participation import Gaps, rates
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-
-RULES = ("unbiased", "measured", "naive", "learning_rate")
 
 
 @dataclass
@@ -36,14 +36,12 @@ class AsyncFedAvg(Arrivals):
     reads_updates = False
     of_part = {"optimiser": ("server_lr",)}
 
-    weight_rule: str = "unbiased"  # unbiased (p / f), measured, naive or learning_rate
-    server_lr: float = 1.0  # how far the server goes along an update
+    weight_rule: Literal["unbiased", "measured", "naive", "learning_rate"] = "unbiased"  # unbiased: p / f
+    server_lr: Positive = 1.0  # how far the server goes along an update
     gaps: Gaps = field(default_factory=Gaps, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_rule not in RULES:
-            raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
         if self.weight_rule == "learning_rate" and not isinstance(self.closing, EachArrival):
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
         if self.weight_rule == "learning_rate" and self.concurrency is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Fraction, Seconds
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -28,17 +28,10 @@ class CFCFM(Algorithm):
     reads_updates = False
 
     local: LocalSGD
-    fraction: float = 0.3  # share of the clients whose answers close a round
-    deadline: float | None = None  # seconds after the models are out; none: no limit
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    fraction: Fraction = 0.3  # share of the clients whose answers close a round
+    deadline: Seconds | None = None  # seconds after the models are out; none: no limit
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
     last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
-        for name in ("deadline", "retry"):
-            check_seconds(f"algorithm.{name}", getattr(self, name))
 
     def begin(self, server: Server) -> None:
         self.last_picked = np.zeros(server.population.size, bool)

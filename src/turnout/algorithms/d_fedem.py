@@ -11,7 +11,7 @@ section 3.3 and algorithm 4 (algorithm 8 of Marfoq's thesis). Every silo t has c
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from turnout.algorithms._algorithm import LAW
 from turnout.algorithms._mixtures import note_weights, weight_columns
 from turnout.algorithms.dpasgd import DPASGD
+from turnout.core.allowed import Count
 from turnout.core.random import IntArray
 from turnout.local.mixture import MixtureSGD
 from turnout.local.mixture_task import MixtureTask, Outputs
@@ -36,16 +37,12 @@ class DFedEM(DPASGD):
     cannot = dict.fromkeys((*LAW, "serve"), "has no server")
     trains = MixtureSGD
 
-    objective: str = "importance"  # importance or equal: how silos count
+    objective: Literal["equal", "importance"] = "importance"  # how silos count
     components: int = 3  # models that are trained at once
     min_weight: float = 0.0  # least weight that a silo gives a component
-    unseen_steps: int = 1  # updates in which a client never seen finds its weights
+    unseen_steps: Count = 1  # updates in which a client never seen finds its weights
     outputs: Outputs | None = None  # what is averaged; none: what the loss says
     starved: list[int] = field(default_factory=list, init=False)
-
-    def check_own(self) -> None:
-        super().check_own()
-        self.adaptation(unseen=True)
 
     def trained_task(self, task: Task) -> MixtureTask:
         return MixtureTask(task, self.components, self.outputs)

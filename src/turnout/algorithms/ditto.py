@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError
+from turnout.core.allowed import NotNegative
 from turnout.local.pulled import DittoSGD, PulledSGD
 
 
@@ -24,12 +24,7 @@ class Ditto(Personalised):
     reads_updates = False
     trains = DittoSGD
 
-    mu: float = 0.1  # pull of the own model towards the global one; 0: local training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+    mu: NotNegative = 0.1  # pull of the own model towards the global one; 0: local training
 
     def own_work(self) -> DittoSGD:
         return DittoSGD.extend(self.local, mu=self.mu)

@@ -11,19 +11,19 @@ FedAvg with everybody where W = 1 1^T / N, local training where W = I, D-PSGD (L
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import numpy as np
 
 from turnout.algorithms._algorithm import LAW, Algorithm
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import OneOf
+from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import MIXINGS
 from turnout.peers.network import Network, Overlay
 from turnout.peers.peers import Peers, Silos
 from turnout.peers.timeline import PerRound
 from turnout.server.server import Server
-
-OBJECTIVES = ("equal", "importance")
 
 
 @dataclass
@@ -42,17 +42,13 @@ class DPASGD(Algorithm):
     local: LocalSGD
     overlay: Overlay | None = None
     network: Network | None = None
-    mixing: str | None = None  # local_degree, metropolis, fdla, uniform or none; not given: the overlay's own
-    objective: str = "equal"  # equal or importance: how silos count
+    mixing: Annotated[str, OneOf(tuple(MIXINGS))] | None = None  # of the models; not given: the overlay's own
+    objective: Literal["equal", "importance"] = "equal"  # how silos count
     latency: PerRound | None = None
     silos: Silos = field(default_factory=Silos, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixing is not None and self.mixing not in MIXINGS:
-            raise unknown("algorithm.mixing", self.mixing, MIXINGS)
-        if self.objective not in OBJECTIVES:
-            raise unknown("algorithm.objective", self.objective, OBJECTIVES)
         if self.local.report:
             raise UserError(f"local.report: {self.local.report}, but there is no server to report to; leave it out")
 

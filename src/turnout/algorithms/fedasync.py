@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from turnout.algorithms._arrivals import Arrivals
-from turnout.core.errors import UserError
+from turnout.core.allowed import Finite, Fraction
 from turnout.local.modifiers import Modifier, Proximal
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
@@ -30,14 +30,9 @@ class FedAsync(Arrivals):
 
     cannot = dict.fromkeys(("weigh", "remember", "rule"), "mixes models one by one")
 
-    mixing: float = 0.6  # share of a client's model in the mixture, before its staleness counts
-    mu: float = 0.0  # strength of the proximal term
+    mixing: Fraction = 0.6  # share of a client's model in the mixture, before its staleness counts
+    mu: Finite = 0.0  # strength of the proximal term
     staleness_discount: str = "polynomial"  # none, polynomial or hinge: how it shrinks with staleness
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.mixing <= 1:
-            raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)

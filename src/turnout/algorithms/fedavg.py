@@ -7,11 +7,12 @@ difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from turnout.aggregation.optimisers import Step
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Count, Positive, Seconds
+from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
@@ -22,7 +23,7 @@ from turnout.server.policy import Policy
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 
-NORMALISE = ("invited", "responders")
+Normalise = Literal["invited", "responders"]
 
 
 @dataclass
@@ -51,17 +52,15 @@ class FedAvg(Algorithm):
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
-    server_lr: float = 1.0  # how far the server goes along the weighted sum
-    deadline: float | None = None  # seconds after the models are out; none: no limit
-    wait_for: int | None = None  # answers that close a round; none: all. Invite more than are needed
+    server_lr: Positive = 1.0  # how far the server goes along the weighted sum
+    deadline: Seconds | None = None  # seconds after the models are out; none: no limit
+    wait_for: Count | None = None  # answers that close a round; none: all. Invite more than are needed
     wait_for_crashed: bool = False  # whether to wait until the deadline for clients known to have failed
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
-    normalise: str = "invited"  # invited: the weight of the silent is lost; responders: it goes to the others
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
+    normalise: Normalise = "invited"  # invited: the weight of the silent is lost; responders: it goes to the others
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalise not in NORMALISE:
-            raise unknown("algorithm.normalise", self.normalise, NORMALISE)
         if self.closing.count is not None and self.sampler.decides_later:
             option = "algorithm.wait_for" if self.wait is None else "wait.count"
             raise UserError(f"{option}: this sampler must hear everybody's norm before it decides")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Count
 from turnout.local.own import OwnModelSGD
 from turnout.local.serving import FineTuned
 
@@ -23,7 +24,7 @@ class FedAvgPlus(FedAvg):
     of_part = FedAvg.of_part | {"serve": ("tuning_epochs",)}
     given_as = FedAvg.given_as | {"serve.epochs": "algorithm.tuning_epochs"}
 
-    tuning_epochs: int = 1  # passes in which a client makes itself a model before it serves
+    tuning_epochs: Count = 1  # passes in which a client makes itself a model before it serves
 
     def own_serve(self) -> FineTuned:
         return FineTuned(self.tuning_epochs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from turnout.algorithms.fedavg import FedAvg
+from turnout.algorithms.fedavg import FedAvg, Normalise
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -26,7 +26,7 @@ class FedAvgRP(FedAvg):
         "weigh": "has weights for models, not for updates",
         "remember": "averages models, not updates",
     }
-    normalise: str = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
+    normalise: Normalise = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         updates = server.finite(updates)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from turnout.algorithms._mixtures import note_weights, weight_columns
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Count
 from turnout.local.mixture import MixtureSGD
 from turnout.local.mixture_task import MixtureTask, Outputs
 from turnout.sampling._sampler import IntArray, Sampler, Selection
@@ -43,13 +44,9 @@ class FedEM(FedAvg):
     sampler: Sampler = field(default_factory=Renormalised)
     components: int = 3  # models that are trained at once
     min_weight: float = 0.0  # least weight that a client gives a component
-    unseen_steps: int = 1  # updates in which a client never seen finds its weights
+    unseen_steps: Count = 1  # updates in which a client never seen finds its weights
     outputs: Outputs | None = None  # what is averaged; none: what the loss says
     starved: list[int] = field(default_factory=list, init=False)
-
-    def check_own(self) -> None:
-        super().check_own()
-        self.adaptation(unseen=True)
 
     def trained_task(self, task: Task) -> MixtureTask:
         return MixtureTask(task, self.components, self.outputs)

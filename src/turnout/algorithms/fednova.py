@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from turnout.aggregation.weights import Nova
 from turnout.algorithms.fedprox import FedProx
+from turnout.core.allowed import Finite
 
 
 @dataclass
@@ -22,7 +23,7 @@ class FedNova(FedProx):
     reads_updates = False
     of_part = FedProx.of_part | {"weigh": ("observed",)}
 
-    mu: float = 0.0  # strength of the proximal term
+    mu: Finite = 0.0  # strength of the proximal term
     observed: bool = False  # whether the mean number of steps is over those who answered, not over everybody
 
     def own_weigh(self) -> Nova:

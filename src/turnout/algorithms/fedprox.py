@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Finite
 from turnout.local.modifiers import Modifier, Proximal
 
 
@@ -17,7 +18,7 @@ class FedProx(FedAvg):
 
     reads_updates = False
 
-    mu: float = 0.1  # strength of the proximal term
+    mu: Finite = 0.1  # strength of the proximal term
 
     def own_modifiers(self) -> tuple[Modifier, ...]:
         return (Proximal(self.mu),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg_plus import FedAvgPlus
+from turnout.core.allowed import Finite
 from turnout.local.modifiers import Modifier, Proximal
 
 
@@ -17,7 +18,7 @@ class FedProxPlus(FedAvgPlus):
 
     reads_updates = False
 
-    mu: float = 0.1  # strength of the proximal term
+    mu: Finite = 0.1  # strength of the proximal term
 
     def own_modifiers(self) -> tuple[Modifier, ...]:
         return (Proximal(self.mu),)

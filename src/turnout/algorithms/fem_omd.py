@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedem import FedEM
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.local.mixture import MixtureSGD
 from turnout.local.online_mixture import OnlineMixtureSGD
 
@@ -30,13 +30,8 @@ class FEMOMD(FedEM):
     reads_updates = False
 
     min_weight: float = 0.01  # least weight that a client gives a component
-    em_steps: int = 1  # updates in which a client explains its samples
+    em_steps: Count = 1  # updates in which a client explains its samples
     scale: float = 0.1  # of the steps of mirror descent
-
-    def __post_init__(self) -> None:
-        if self.em_steps < 1:
-            raise UserError(f"algorithm.em_steps: {self.em_steps} must be at least 1")
-        super().__post_init__()
 
     def own_work(self) -> MixtureSGD:
         options = {"min_weight": self.min_weight, "weight_steps": self.em_steps, "scale": self.scale}

@@ -7,17 +7,16 @@ HybridFL (IEEE Transactions on Parallel and Distributed Systems 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from turnout.algorithms._regional import Regional
-from turnout.core.errors import check_positive, unknown
+from turnout.core.allowed import Count
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.slack import woken
-
-FALLBACKS = ("none", "regional")
 
 
 @dataclass
@@ -36,14 +35,8 @@ class HierFAVG(Regional):
         "remember": "averages models in regions",
         "optimiser": "has a model of its own in every region; nobody starts from their average",
     }
-    cloud_interval: int = 10  # rounds of the edges for one of the cloud
-    idle_fallback: str = "none"  # none: who is silent does not count; regional: it counts as its region's last model
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.cloud_interval", self.cloud_interval)
-        if self.idle_fallback not in FALLBACKS:
-            raise unknown("algorithm.idle_fallback", self.idle_fallback, FALLBACKS)
+    cloud_interval: Count = 10  # rounds of the edges for one of the cloud
+    idle_fallback: Literal["none", "regional"] = "none"  # regional: who is silent counts as its region's last model
 
     def run(self, server: Server) -> None:
         for number in server.rounds():

@@ -7,19 +7,17 @@ IEEE Transactions on Parallel and Distributed Systems 2021; Wu's thesis (Warwick
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 
 from turnout.algorithms._regional import Regional
-from turnout.core.errors import unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.ledger import Ledger
 from turnout.theory.slack import Counts, Slack, estimator, quota, woken
-
-FALLBACKS = ("regional", "global")
 
 
 @dataclass
@@ -43,15 +41,13 @@ class HybridFL(Regional):
     }
     slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
     theta_init: float = 0.5  # share of a region's clients that is first thought to survive
-    idle_fallback: str = "regional"  # regional or global: the last model that who did not submit counts as
+    idle_fallback: Literal["regional", "global"] = "regional"  # whose last model who did not submit counts as
     estimator: Slack = field(init=False, repr=False)
     ledger: Ledger = field(default_factory=Ledger, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.estimator = estimator(self.slack, self.theta_init)
-        if self.idle_fallback not in FALLBACKS:
-            raise unknown("algorithm.idle_fallback", self.idle_fallback, FALLBACKS)
 
     def begin(self, server: Server) -> None:
         super().begin(server)

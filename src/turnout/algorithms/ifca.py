@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turnout.algorithms._algorithm import LAW
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.local.clusters import ClusterModel, ClusterSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import IntArray, Selection
@@ -33,13 +33,8 @@ class IFCA(FedAvg):
     trains = ClusterSGD
     no_use_for = ("normalise",)
 
-    clusters: int = 2  # models that clients choose from
+    clusters: Count = 2  # models that clients choose from
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clusters < 1:
-            raise UserError(f"algorithm.clusters: {self.clusters} must be at least 1")
 
     def begin(self, server: Server) -> None:
         self.models = server.task.initials(self.clusters)

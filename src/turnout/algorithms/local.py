@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Count, Seconds
+from turnout.core.errors import UserError
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Sampler
@@ -38,15 +39,12 @@ class Local(Algorithm):
     local: LocalSGD
     sampler: Sampler = field(default_factory=Full)
     average: bool = False  # whether all are evaluated with the average of the models
-    tuning_epochs: int | None = None  # passes of a client never seen; none: as much as there have been rounds for
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    tuning_epochs: Count | None = None  # passes of a client never seen; none: as much as there have been rounds for
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
     rounds: int = field(default=0, init=False)  # so far
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tuning_epochs is not None and self.tuning_epochs < 1:
-            raise UserError(f"algorithm.tuning_epochs: {self.tuning_epochs} must be at least 1")
-        check_seconds("algorithm.retry", self.retry)
         if self.sampler.decides_later:
             raise UserError("sampler.name: local training sends nothing, so there is no update to choose by")
 

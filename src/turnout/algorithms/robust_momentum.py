@@ -8,6 +8,7 @@ adversarial client unavailability", 2023, ran them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from turnout.aggregation.rules import bucketed, centred_clipping, geometric_medi
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Count, Positive, Range, WholeNumber
+from turnout.core.errors import check_positive, unknown
 from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
@@ -46,10 +48,10 @@ class RobustMomentum(FedAvg):
     }
 
     rule: str = field(default="centred_clipping", kw_only=True)  # centred_clipping, geometric_median or mean
-    momentum: float = 0.9  # share that a client's momentum keeps
-    buckets: int = 0  # random groups whose means the rule sees; 0: every momentum by itself
-    radius: float | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
-    iterations: int | None = None  # of the rule; none: 1 for clipping, 8 for the median
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9  # share that a client's momentum keeps
+    buckets: WholeNumber = 0  # random groups whose means the rule sees; 0: every momentum by itself
+    radius: Positive | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
+    iterations: Count | None = None  # of the rule; none: 1 for clipping, 8 for the median
     momenta: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] m
     direction: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [P] v
 
@@ -57,12 +59,6 @@ class RobustMomentum(FedAvg):
         super().__post_init__()
         if self.rule not in RULES:
             raise unknown("algorithm.rule", self.rule, RULES)
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"algorithm.momentum: {self.momentum} must be at least 0 and below 1")
-        if self.buckets < 0:
-            raise UserError(f"algorithm.buckets: {self.buckets} must be at least 0")
-        for name in ("radius", "iterations"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core import random
+from turnout.core.allowed import Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 DEFAULT_SIZE = 10  # clients a round
+
+
+@dataclass(frozen=True)
+class Whole(Range):
+    """Whole numbers of a range."""
+
+    def check(self, option: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise UserError(f"{option}: {value} must be {self}")
+        super().check(option, value)
+
+
+Size = Annotated[int, Whole(least=1, words="a whole number of at least 1")]
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 class Sampler(Spelt):
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
+    section: ClassVar[str] = "sampler"
     # Whether the choice follows from data or updates of clients: a class in which it does not declares False itself.
     looks_at_data: ClassVar[bool] = True
     decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
@@ -114,22 +129,11 @@ class Sampler(Spelt):
         return random.key(server.seed, "sampling", server.version)
 
 
-def check_size(clients_per_round: int) -> None:
-    """Raise unless so many clients can be drawn from a population that has them."""
-    whole = isinstance(clients_per_round, int | np.integer) and not isinstance(clients_per_round, bool)
-    if not whole or clients_per_round < 1:
-        raise UserError(f"sampler.clients_per_round: {clients_per_round} must be a whole number of at least 1")
-
-
 @dataclass
 class Limited(Sampler):
     """Draws `clients_per_round` (m) different clients: unless given, ten, or as many as there can be."""
 
-    clients_per_round: int | None = None  # none: ten, or as many as there are
-
-    def __post_init__(self) -> None:
-        if self.clients_per_round is not None:
-            check_size(self.clients_per_round)
+    clients_per_round: Size | None = None  # none: ten, or as many as there are
 
     def most(self, population: Population) -> int:
         """The largest m that this population allows."""
@@ -190,6 +194,13 @@ class Independent(Limited):
         drawn = coins < chance
         drawn[drawn] = server.online().contains(matter[drawn])
         return Selection(matter[drawn], importance[drawn] / chance[drawn])
+
+
+def in_proportion(key: IntArray, shares: FloatArray, count: int) -> IntArray:
+    """So many draws with replacement, as positions: each in proportion to its share."""
+    edges = np.cumsum(shares)
+    places: IntArray = np.searchsorted(edges, random.uniform(key, count) * edges[-1], side="right")
+    return places
 
 
 def water_fill(sizes: FloatArray, total: float) -> FloatArray:

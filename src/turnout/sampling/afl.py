@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
-from turnout.core.errors import UserError
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection, check_size
+from turnout.core.allowed import NotNegative, Share
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,19 +29,11 @@ class AFL(Sampler):
     report = "loss"
     depends_on = "the losses"
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
-    drop: float = 0.75  # share of the clients worth least that is left out
-    temperature: float = 0.01  # how strongly worth counts in the draw
-    explore: float = 0.1  # share of the places that goes to anybody
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    drop: Share = 0.75  # share of the clients worth least that is left out
+    temperature: NotNegative = 0.01  # how strongly worth counts in the draw
+    explore: Share = 0.1  # share of the places that goes to anybody
     values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never asked
-
-    def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
-        if not self.temperature >= 0:
-            raise UserError(f"sampler.temperature: {self.temperature} must be at least 0")
-        for name in ("drop", "explore"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")
 
     def observe(self, updates: Updates) -> None:
         if len(updates) and len(self.values):  # before its first draw it remembers nothing

@@ -7,22 +7,18 @@ in federated learning", ICML 2021 (algorithm 3); Fraboni's thesis, section 3.4.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.errors import unknown
 from turnout.sampling._clusters import Allocation, Clustered, fill_rows, own_rows
 from turnout.sampling._sampler import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
     from turnout.server.updates import Updates
-
-DISTANCES = ("arccos", "l2", "l1")
-TREES = ("profile", "condensed")
 
 
 @dataclass
@@ -34,18 +30,11 @@ class ClusteredSimilarity(Clustered):
     distances (`profile`, as the authors ran it) or over the distances themselves (`condensed`).
     """
 
-    distance: str = "arccos"  # of two updates: arccos, l2 or l1
-    tree: str = "profile"  # profile: over rows of distances; condensed: over distances
+    distance: Literal["arccos", "l2", "l1"] = "arccos"  # of two updates
+    tree: Literal["profile", "condensed"] = "profile"  # profile: over rows of distances; condensed: over distances
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [n, P] last update of each client
     lengths: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [n] of these
     distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.distance not in DISTANCES:
-            raise unknown("sampler.distance", self.distance, DISTANCES)
-        if self.tree not in TREES:
-            raise unknown("sampler.tree", self.tree, TREES)
 
     def observe(self, updates: Updates) -> None:
         """Remember what the clients sent, and how far it is from everybody else's."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout.core.errors import UserError
+from turnout.core.allowed import Fraction
 from turnout.sampling._presence import Presence
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,15 +29,9 @@ class F3AST(Presence):
 
     looks_at_data = False
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
-    smoothing: float = 0.005  # beta: share of the newest round in the rates
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    smoothing: Fraction = 0.005  # beta: share of the newest round in the rates
     rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.clients_per_round)
-        if not 0 < self.smoothing <= 1:
-            raise UserError(f"sampler.smoothing: {self.smoothing} must be above 0 and at most 1")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

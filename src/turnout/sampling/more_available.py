@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from turnout.core.allowed import Share
 from turnout.core.errors import UserError
 from turnout.sampling._presence import Weighted
 from turnout.sampling._sampler import FloatArray
@@ -28,13 +29,8 @@ class MoreAvailable(Weighted):
 
     looks_at_data = False
 
-    threshold: float = 0.5  # share of the rounds online from which a client counts
+    threshold: Share = 0.5  # share of the rounds online from which a client counts
     renormalise: bool = True  # whether weights still sum to 1 on average
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold <= 1:
-            raise UserError(f"sampler.threshold: {self.threshold} must be between 0 and 1")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

@@ -14,7 +14,7 @@ import numpy as np
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.local.loss_report import LossReport
-from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Sampler, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,11 +29,10 @@ class PowerOfChoice(Sampler):
 
     depends_on = "the losses"
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
     candidates: int = 20  # clients that report their loss
 
     def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
         if not 1 <= self.clients_per_round <= self.candidates:
             given = self.clients_per_round
             raise UserError(f"sampler.clients_per_round: {given} must be from 1 to the {self.candidates} candidates")
