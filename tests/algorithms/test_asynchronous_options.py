@@ -28,6 +28,7 @@ from turnout import (
 from turnout.algorithms import FedAsync
 from turnout.core.errors import UserError
 from turnout.record.audit import Audit, Findings
+from turnout.server.absent import Absent
 from turnout.server.durations import Durations
 from turnout.server.observer import Event
 from turnout.server.server import Server
@@ -428,3 +429,12 @@ def test_a_buffer_larger_than_the_population(start: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match=r"algorithm.buffer_size: 6 .* only 5"):
         start(FedBuff(WORK, buffer_size=6), people(), 3)
     start(FedBuff(WORK, buffer_size=6, mode="restart"), people(), 3)
+
+
+def test_who_is_away_is_kept_as_in_the_version_before() -> None:
+    """Checkpoints of 0.1 have the absent clients beside the algorithm's own state; one without them knows of nobody."""
+    away = Absent(np.array([3, 1]), np.array([0.5, 2.0]))
+    saved = away.save()
+    assert saved.keys() == {"algorithm/absent@numpy", "algorithm/back_at@numpy"}
+    assert Absent.saved(saved).clients.tolist() == [3, 1] and Absent.saved(saved).back_at.tolist() == [0.5, 2.0]
+    assert not len(Absent.saved({}).clients)

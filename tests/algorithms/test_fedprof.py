@@ -29,6 +29,7 @@ from turnout.local.profile import profile_of
 from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
+from turnout.server.state import load_state, save_state
 from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities
 
 EXACT = Plan(precision="float64", threads=1)
@@ -523,3 +524,27 @@ def test_a_work_with_options_of_its_own_can_be_profiled() -> None:
     work = local().modified(Proximal(0.1))
     server, _ = run(fedprof(work), rounds=2)
     assert server.version == 2
+
+
+def test_profiles_of_a_run_of_the_version_before() -> None:
+    """Its checkpoints have them beside the algorithm's own state, not in a sampler's."""
+    method, people = fedprof(), population()
+    server = simulation(method, people, stopping=Stopping(1), plan=EXACT)
+    server.run()
+    facts, tensors = save_state(method)
+    before = {name.removeprefix("sampler/"): value for name, value in tensors.items()}
+    assert before.keys() == {"divergences@numpy", "versions@numpy", "matched@numpy"}
+    again = fedprof()
+    load_state(again, facts, before, "cpu")
+    for name in ("divergences", "versions", "matched"):
+        assert np.array_equal(getattr(again.sampler, name), getattr(method.sampler, name))
+
+
+def test_another_method_takes_the_sampler() -> None:
+    """`fedprof` is FedAvg with it, up to who loses the weight of the silent."""
+    options: dict[str, Any] = {"clients_per_round": 3, "reference": REFERENCE, "aggregation": "partial"}
+    one, _ = run(FedProf(WHOLE, **options))
+    other, _ = run(turnout.FedAvg(WHOLE, turnout.samplers.Profiled(**options), normalise="responders"))
+    assert torch.equal(one.model, other.model)
+    with pytest.raises(UserError, match=r"sampler.preference: -1.0 must be at least 0"):
+        turnout.samplers.Profiled(preference=-1.0)

@@ -81,11 +81,13 @@ class Regional(Algorithm):
         """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""
         server.wait(of=[], seconds=server.backhaul_seconds(len(self.models), self.local))
 
-    def by_region(self, updates: Updates, weights: FloatArray) -> Tensor:
-        """`[M, P]` weighted sums of the models that each region's clients returned."""
+    def take_in(self, updates: Updates, shares: FloatArray, idle: FloatArray, before: Tensor) -> None:
+        """Let each region's model be a weighted sum of those that its clients returned, by their shares, and of the one
+        `before`, by what is idle of it `[M]`."""
         rows = np.zeros((len(self.models), len(updates)))
-        rows[self.region[updates.clients], np.arange(len(updates))] = weights
-        return torch.as_tensor(rows).to(self.models) @ updates.returned()
+        rows[self.region[updates.clients], np.arange(len(updates))] = shares
+        submitted = torch.as_tensor(rows).to(self.models) @ updates.returned()
+        self.models = submitted + torch.as_tensor(idle).to(self.models)[:, None] * before
 
     def over_regions(self, weights: FloatArray) -> Tensor:
         """`[P]` weighted sum of the regional models."""

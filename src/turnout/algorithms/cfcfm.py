@@ -37,27 +37,30 @@ class CFCFM(Algorithm):
         self.last_picked = np.zeros(server.population.size, bool)
 
     def run(self, server: Server) -> None:
+        quota = math.ceil(round(self.fraction * server.population.size, 9))
         for _ in server.rounds():
             invited = server.online().ids
             invited = invited[server.importance[invited] > 0]
             server.invite(invited, self.local)
-            picked = self.pick(server, len(invited))
+            limit = math.inf if self.deadline is None else self.deadline + server.push_seconds(len(invited), self.local)
+            picked = first_come(server, quota, self.last_picked, limit if len(invited) else self.retry)
             server.wait(seconds=0)  # who answered and was not picked
             server.cancel(invited)
             server.step(picked, server.importance[picked.clients])
             self.last_picked[:] = False
             self.last_picked[picked.clients] = True
 
-    def pick(self, server: Server, invited: int) -> Updates:
-        """The first of those not picked last time and, where they do not fill the quota, of the others."""
-        if not invited:
-            return server.wait(seconds=self.retry)
-        quota = math.ceil(round(self.fraction * server.population.size, 9))
-        limit = math.inf
-        if self.deadline is not None:
-            limit = server.now + self.deadline + server.push_seconds(invited, self.local)
-        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit - server.now)
-        if len(picked) < quota:
-            left = max(0.0, limit - server.now)
-            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
-        return picked
+
+def first_come(
+    server: Server, quota: int, last_picked: NDArray[np.bool_], seconds: float, patient: bool = False
+) -> Updates:
+    """The first of those not picked last time and, where they do not fill the quota, of the others; all within so many
+    seconds, which are waited out before the others come in where the server is `patient`."""
+    close = server.now + seconds
+    picked = server.wait(quota, of=np.flatnonzero(~last_picked), seconds=seconds)
+    if len(picked) < quota:
+        if patient:
+            server.wait(of=[], seconds=max(0.0, close - server.now))
+        left = max(0.0, close - server.now)
+        picked += server.wait(quota - len(picked), of=np.flatnonzero(last_picked), seconds=left)
+    return picked

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 
 from turnout.algorithms._regional import Regional
 from turnout.core.allowed import Count
@@ -58,8 +57,7 @@ class HierFAVG(Regional):
         counted = whole if self.idle_fallback == "regional" else covered
         counted = np.where(covered > 0, counted, 1)
         shares = samples / counted[region]
-        idle = torch.as_tensor(1 - covered / counted).to(self.models)[:, None]
-        self.models = self.by_region(updates, shares) + idle * self.models
+        self.take_in(updates, shares, 1 - covered / counted, self.models)
         if not len(updates):
             server.log("empty_round")
         model = self.over_regions(whole) if whole.any() else server.model

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 
 from turnout.algorithms._regional import Regional
 from turnout.core.random import FloatArray, IntArray
@@ -105,8 +104,7 @@ class HybridFL(Regional):
             server.publish(server.model, updates, np.zeros(len(updates)))
             return
         whole = np.maximum(self.samples(server), 1e-300)  # |D_r|
-        idle = torch.as_tensor(1 - covered / whole).to(self.models)[:, None]
         before = self.models if self.idle_fallback == "regional" else server.model
-        self.models = self.by_region(updates, samples / whole[region]) + idle * before
+        self.take_in(updates, samples / whole[region], 1 - covered / whole, before)
         weights: FloatArray = covered / covered.sum()
         server.publish(self.over_regions(weights), updates, weights[region] * samples / whole[region])

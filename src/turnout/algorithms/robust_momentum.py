@@ -13,19 +13,16 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from turnout.aggregation.rules import bucketed, centred_clipping, geometric_median
+from turnout.aggregation.rules import CentredClipping, GeometricMedian, Mean, Rule
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core import random
 from turnout.core.allowed import Count, Positive, Range, WholeNumber
 from turnout.core.errors import check_positive, unknown
-from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-
-RULES = ("centred_clipping", "geometric_median", "mean")
 
 
 @dataclass
@@ -57,8 +54,6 @@ class RobustMomentum(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule not in RULES:
-            raise unknown("algorithm.rule", self.rule, RULES)
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
@@ -79,18 +74,18 @@ class RobustMomentum(FedAvg):
         self.direction = self.robust_mean(server)
         server.publish(server.model - self.server_lr * lr * self.direction, updates, None)
 
-    @staticmethod
-    def bucket_key(server: Server) -> IntArray:
-        """Who shares a bucket in this round."""
-        return random.key(server.seed, "buckets", server.version)
-
     def robust_mean(self, server: Server) -> Tensor:
-        rows, weights = self.momenta, torch.as_tensor(server.importance).to(self.momenta)
-        if self.buckets:
-            rows, weights = bucketed(rows, weights, self.buckets, self.bucket_key(server))
+        """`[P]` what the rule makes of all momenta."""
+        weights = torch.as_tensor(server.importance).to(self.momenta)
+        key = random.key(server.seed, "buckets", server.version)  # who shares a bucket in this round
+        return self.own_rule()(self.momenta, weights, self.direction, key)
+
+    def own_rule(self) -> Rule:
         if self.rule == "centred_clipping":
             radius = 10 / (1 - self.momentum) if self.radius is None else self.radius
-            return centred_clipping(rows, weights, self.direction, radius, self.iterations or 1)
+            return CentredClipping(radius, self.iterations or 1, buckets=self.buckets)
         if self.rule == "geometric_median":
-            return geometric_median(rows, weights, iterations=self.iterations or 8)
-        return weights @ rows
+            return GeometricMedian(self.iterations or 8, buckets=self.buckets)
+        if self.rule == "mean":
+            return Mean(buckets=self.buckets)
+        raise unknown("algorithm.rule", self.rule, ("centred_clipping", "geometric_median", "mean"))

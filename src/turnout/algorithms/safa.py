@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm
+from turnout.algorithms.cfcfm import first_come
 from turnout.core.allowed import NotNegative, Seconds, Share
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
@@ -121,24 +122,18 @@ class Safa(Algorithm):
         """How many updates close a round."""
         return max(1, math.ceil(round(self.fraction * server.population.size, 9)))
 
-    def limit(self, distribution: float) -> float | None:
+    def limit(self, distribution: float) -> float:
         """Seconds from now to the deadline."""
-        if self.deadline is None:
-            return None
-        return self.deadline + (0.0 if self.deadline_includes_distribution else distribution)
+        seconds = math.inf if self.deadline is None else self.deadline
+        return seconds + (0.0 if self.deadline_includes_distribution else distribution)
 
     def select(self, server: Server, distribution: float) -> Updates:
         """CFCFM, compensatory first-come-first-merge: clients not picked last time come first."""
-        quota, limit = self.quota(server), self.limit(distribution)
-        close = server.now + (math.inf if limit is None else limit)
-        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit)
-        if len(picked) < quota:
-            if self.close_rule == "deadline":
-                server.wait(of=[], seconds=max(0.0, close - server.now))
-            left = max(0.0, close - server.now)
-            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
+        limit = self.limit(distribution)
+        close = server.now + limit
+        picked = first_come(server, self.quota(server), self.last_picked, limit, self.close_rule == "deadline")
         if not len(picked):  # nobody was there, or all have crashed
-            server.wait(of=[], seconds=self.retry if limit is None else max(0.0, close - server.now))
+            server.wait(of=[], seconds=self.retry if self.deadline is None else max(0.0, close - server.now))
         return picked
 
     def judge(self, server: Server, model: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class SafaThesis(Safa):
         assert isinstance(server, Simulation)
         limit = self.limit(distribution)
         finishers, seconds = server.foresee()
-        late = seconds > (math.inf if limit is None else limit)
+        late = seconds > limit
         on_time = finishers[~late]
         if self.arrival_order == "speed":
             on_time = on_time[np.argsort(server.durations(self.local).speed[on_time] * -1, kind="stable")]
@@ -73,7 +73,7 @@ class SafaThesis(Safa):
         runs_out = not len(chosen) or (len(chosen) < quota and late.any())
         if self.close_rule == "deadline":
             runs_out |= self.last_picked[chosen].any() or len(chosen) < quota
-        wasted = (self.retry if limit is None else limit) if runs_out else 0.0
+        wasted = (self.retry if self.deadline is None else limit) if runs_out else 0.0
         close = server.now + wasted
         picked = server.wait(len(chosen), of=chosen) if len(chosen) else server.wait(of=[], seconds=0)
         server.wait(of=[], seconds=max(0.0, close - server.now))

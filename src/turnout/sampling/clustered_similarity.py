@@ -75,43 +75,25 @@ class ClusteredSimilarity(Clustered):
         _, left = own_rows(server.importance, self.clients_per_round)
         clients = np.argsort(rank)
         clients = clients[left[clients] > 0]
-        groups = [clients[group] for group in _cut(self._tree(clients), left[clients])] if len(clients) else []
+        groups = self._branches(clients, left[clients]) if len(clients) > 1 else [clients] * len(clients)
         return fill_rows(server.importance, self.clients_per_round, groups, rank)
 
-    def _tree(self, clients: IntArray) -> FloatArray:
-        """`[t - 1, 4]` which two branches meet, and where."""
-        from scipy.cluster.hierarchy import linkage
+    def _branches(self, clients: IntArray, masses: FloatArray) -> list[IntArray]:
+        """The branches of the clients' tree that weigh at most a row, from the root down."""
+        from scipy.cluster.hierarchy import linkage, to_tree
         from scipy.spatial.distance import squareform
 
-        if len(clients) < 2:
-            return np.zeros((0, 4))
         between = self.distances[np.ix_(clients, clients)]
         if self.tree == "profile":
             squares = np.square(between).sum(1)
             between = np.sqrt(np.maximum(squares[:, None] + squares - 2 * between @ between.T, 0))
             np.fill_diagonal(between, 0)
-        return np.asarray(linkage(squareform(between, checks=False), "ward"))
-
-
-def _cut(tree: FloatArray, masses: FloatArray) -> list[IntArray]:
-    """Branches that weigh at most a row, from the root down; as positions."""
-    leaves = len(masses)
-    weight = np.concatenate([masses, np.zeros(len(tree))])
-    children = tree[:, :2].astype(np.int64)
-    for node, (one, other) in enumerate(children.tolist(), leaves):
-        weight[node] = weight[one] + weight[other]
-    groups, waiting = [], [len(weight) - 1]
-    while waiting:
-        node = waiting.pop()
-        if node >= leaves and weight[node] > 1 + 1e-9:
-            waiting += children[node - leaves].tolist()
-            continue
-        found, below = [], [node]
-        while below:
-            place = below.pop()
-            if place < leaves:
-                found.append(place)
+        groups, waiting = [], [to_tree(linkage(squareform(between, checks=False), "ward"))]
+        while waiting:
+            node = waiting.pop()
+            leaves = np.sort(node.pre_order())
+            if len(leaves) > 1 and masses[leaves].sum() > 1 + 1e-9:
+                waiting += [node.left, node.right]
             else:
-                below += children[place - leaves].tolist()
-        groups.append(np.sort(np.array(found, np.int64)))
-    return groups
+                groups.append(clients[leaves])
+        return groups
