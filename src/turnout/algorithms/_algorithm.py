@@ -128,8 +128,10 @@ class Algorithm(Spelt):
 
     @property
     def time_limit(self) -> float | None:
-        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
-        return getattr(self if self.wait is None else self.wait, "deadline", None)
+        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option, or
+        what a method has chosen in its place."""
+        given = getattr(self if self.wait is None else self.wait, "deadline", None)
+        return getattr(self, "chosen_deadline", None) if given is None else given
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""

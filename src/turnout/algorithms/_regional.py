@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ class Regional(Algorithm):
     answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
     client is expected to need. Without regions there is one edge."""
 
+    cannot: ClassVar[dict[str, str]] = dict.fromkeys(("weigh", "rule", "remember"), "averages models in regions")
+
     local: LocalSGD
     deadline: Seconds | None = None  # after the models are out, in seconds; none: what the slowest is expected to need
     fraction: Fraction = 0.3  # share of an edge's clients that is selected
@@ -30,10 +33,6 @@ class Regional(Algorithm):
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
-
-    @property
-    def time_limit(self) -> float | None:
-        return self.chosen_deadline if self.deadline is None else self.deadline
 
     def begin(self, server: Server) -> None:
         if self.deadline is None:

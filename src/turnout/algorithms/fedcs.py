@@ -29,13 +29,8 @@ class FedCS(FedAvg):
 
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
 
-    @property
-    def time_limit(self) -> float | None:
-        given = super().time_limit
-        return self.chosen_deadline if given is None else given
-
     def begin(self, server: Server) -> None:
-        if super().time_limit is None:
+        if self.time_limit is None:
             self.chosen_deadline = expected_deadline(server, self.local, lambda each: float(np.quantile(each, 0.9)))
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:

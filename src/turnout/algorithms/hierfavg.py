@@ -28,12 +28,7 @@ class HierFAVG(Regional):
     The model evaluated after any other round is the same average, which nobody has been sent.
     """
 
-    cannot = {
-        "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
-        "remember": "averages models in regions",
-        "optimiser": "has a model of its own in every region; nobody starts from their average",
-    }
+    cannot = Regional.cannot | {"optimiser": "has a model of its own in every region; nobody starts from their average"}
     cloud_interval: Count = 10  # rounds of the edges for one of the cloud
     idle_fallback: Literal["none", "regional"] = "none"  # regional: who is silent counts as its region's last model
 

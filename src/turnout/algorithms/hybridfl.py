@@ -33,11 +33,6 @@ class HybridFL(Regional):
     The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
-    cannot = {
-        "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
-        "remember": "averages models in regions",
-    }
     slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
     theta_init: float = 0.5  # share of a region's clients that is first thought to survive
     idle_fallback: Literal["regional", "global"] = "regional"  # whose last model who did not submit counts as
