@@ -449,7 +449,7 @@ def test_example_4_2_for_tiny_steps() -> None:
 
 
 SHORT = steps(2, 0.1)
-RULES = ("unbiased", "measured", "naive")
+RULES: Any = ("unbiased", "measured", "naive")
 ALIKE: dict[str, Algorithm] = {
     **{f"async {rule}": AsyncFedAvg(SHORT, weight_rule=rule) for rule in (*RULES, "learning_rate")},
     **{f"fedfix {rule}": FedFix(SHORT, weight_rule=rule) for rule in RULES},

@@ -90,6 +90,7 @@ _NEEDS: dict[tuple[str, str], config.Settings] = {
     ("algorithm", "hierfavg"): {"algorithm": {"deadline": 5.0}},
     ("algorithm", "hybridfl"): {"algorithm": {"deadline": 5.0}},
     ("algorithm", "fedprof"): {"algorithm": {"clients_per_round": 3}, "clients": {"validation_fraction": 0.2}},
+    ("sampler", "profiled"): {"sampler": {"clients_per_round": 3}, "clients": {"validation_fraction": 0.2}},
     ("algorithm", "fedbuff"): {"algorithm": {"buffer_size": 2}},
     ("adversary", "largest_norm"): {"adversary": {"budget": 0.3}},
     ("adversary", "random"): {"adversary": {"budget": 0.3}},

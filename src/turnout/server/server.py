@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from turnout.engine.plan import Plan
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
+from turnout.server.absent import Absent
 from turnout.server.durations import Durations
 from turnout.server.flight import Flight
 from turnout.server.jobs import Failures
@@ -73,6 +74,8 @@ ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
 class Server:
     """Rounds, the law, evaluation, observers and checkpoints; see the module's docstring."""
 
+    current: ClassVar[Keep] = CURRENT  # for what cannot import it: samplers are below
+
     def __init__(
         self,
         task: Task,
@@ -111,6 +114,7 @@ class Server:
         self.measures: dict[str, float] = {}
         self.stopped: str | None = None
         self.begun = False
+        self._absent = Absent()
         self._rounds = Rounds()
         self._measurement = Measurement(self._prepare_evaluation())
         self.privacy = privacy.bound_to(self) if privacy is not None and privacy.noise else None
@@ -141,6 +145,11 @@ class Server:
     def durations(self, work: LocalSGD) -> Durations:
         """Tell how long the clients take for this work, as far as that is known."""
         raise NotImplementedError
+
+    def idle_after(self, ended: Updates) -> IntArray:
+        """Who can be invited again after a wait: those of `ended` that delivered or crashed and do not restart by
+        themselves, and whoever was found away by an invitation and is back. O(k), while nobody is away."""
+        return self._absent.idle_after(ended, self.online(), self.now)
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
         """Tell how many seconds the server takes to send the model so many times."""
@@ -341,7 +350,7 @@ class Server:
         facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("law", law_tensors)
+        tensors |= nest("law", law_tensors) | self._absent.save()
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -355,6 +364,7 @@ class Server:
         self._count_heard = int(self.heard.sum())
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
         self._rounds.load(facts)
+        self._absent = Absent.saved(tensors)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
         last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it

@@ -138,6 +138,13 @@ class Updates:
     samples, steps = _column("samples"), _column("steps")
 
     @property
+    def released(self) -> IntArray:
+        """Clients that do not start again by themselves, by a standing invitation."""
+        if self.columns is not None:
+            return self.clients
+        return np.array([job.client for job in self._rows if not job.again], np.int64)
+
+    @property
     def staleness(self) -> IntArray:
         return self._version - self.versions
 
