@@ -42,7 +42,8 @@ class Algorithm(Spelt):
     """
 
     waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
-    cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
+    # Parts it has no use for, and why: "it ..."; `held` is what the server holds for modifiers of the local work.
+    cannot: ClassVar[dict[str, str]] = {}
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
@@ -147,8 +148,10 @@ class Algorithm(Spelt):
     def served(self, unseen: bool) -> tuple[LocalSGD | None, LocalSGD | None]:
         """What a client adapts the global model with before it serves, and the work whose `predict` serves it."""
         if self.serve is None:
-            return self.adaptation(unseen), self.predictor()
-        return self.serve.adaptation(self.local), None  # type: ignore[attr-defined]
+            adaptation, predictor = self.adaptation(unseen), self.predictor()
+        else:
+            adaptation, predictor = self.serve.adaptation(self.local), None  # type: ignore[attr-defined]
+        return None if adaptation is None else adaptation.alone(), predictor
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         """The waiting policy that round `version` follows, where the algorithm is one."""

@@ -40,6 +40,7 @@ class ClusteredFL(FedAvg):
         "optimiser": "has as many models as clusters",
         "weigh": "has as many models as clusters",
         "serve": "has as many models as clusters",
+        "held": "has as many models as clusters",
     }
     sampler: Sampler = field(default_factory=Full, init=False)
     tol_1: float = 0.4  # norm: a cluster is split once its mean update is shorter

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from turnout.local.modifiers import Modifier, Proximal, SharpnessAware
+from turnout.local.modifiers import ControlVariates, Modifier, Proximal, SharpnessAware
 from turnout.local.transforms import Clip, Noise, Quantise, TopK
 
 MODIFIERS: dict[str, type[Modifier]] = {
     "proximal": Proximal,
+    "control_variates": ControlVariates,
     "sharpness_aware": SharpnessAware,
     "clip": Clip,
     "noise": Noise,

@@ -184,6 +184,11 @@ class LocalSGD(Spelt):
         transforms.check_all(work)
         return work
 
+    def alone(self) -> Self:
+        """The same work without modifiers that need a server: for a client that adapts a model of its own."""
+        own = tuple(modifier for modifier in self.modifiers if not modifier.held)
+        return self if len(own) == len(self.modifiers) else self.bind({"modifiers": own})
+
     @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:
         """Itself and its modifiers, by what stands before the names of their numbers in `bind`."""

@@ -28,6 +28,7 @@ from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.durations import Durations
+from turnout.server.held import Held
 from turnout.server.jobs import Failures
 from turnout.server.law import Law
 from turnout.server.measurement import ByClient, Measurement, evaluators_of
@@ -101,7 +102,7 @@ class Server:
         self.paths: list[dict[str, str]] = []  # that local work has taken: kind of work, name, why
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
-        self.law = Law(algorithm)
+        self.law, self.held = Law(algorithm), Held()
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self.model = self.task.initial.clone()
         self.version = 0
@@ -337,7 +338,7 @@ class Server:
         facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("law", law_tensors)
+        tensors |= nest("law", law_tensors) | nest("held", self.held.tensors)
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -355,6 +356,7 @@ class Server:
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
         last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
         self.law.last = None if last is None else last.to(device)
+        self.held.load(self.algorithm, tensors, device)
         self._store.load(unnest("store", tensors))
         self.stopped = facts["stopped"]
         for name, observer in self._named_observers():
