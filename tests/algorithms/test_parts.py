@@ -18,6 +18,7 @@ from turnout.aggregation.optimisers import OPTIMISERS, Adam, Momentum, Step, Yog
 from turnout.aggregation.remember import LastUpdate
 from turnout.aggregation.rules import RULES, CoordinateMedian, Krum, TrimmedMean
 from turnout.aggregation.weights import WEIGHTS, BySamples, Equal, Normalised, Nova
+from turnout.local.modifiers import ControlVariates
 from turnout.local.serving import FineTuned, GlobalModel, Neighbours
 
 Vec = NDArray[np.float64]
@@ -158,9 +159,21 @@ def test_presets_are_their_parts() -> None:
         (turnout.algorithms.RobustMean(work, full), turnout.FedAvg(work, full, rule=CoordinateMedian())),
         (turnout.algorithms.FedNova(work, full), turnout.FedAvg(work, full, weigh=Nova())),
         (turnout.algorithms.Mifa(work, full), turnout.FedAvg(work, full, remember=LastUpdate())),
+        (turnout.algorithms.Scaffold(work, full), turnout.FedAvg(work.modified(ControlVariates()), full)),
     ]
     for preset, parts in pairs:
         assert np.array_equal(run(preset), run(parts)), type(preset).__name__
+
+
+def test_the_control_held_is_that_of_all_clients() -> None:
+    """Also where updates are dropped, whose clients have changed their own: else the fixed point would move."""
+    work = steps(STEPS, LR, modifiers=[ControlVariates()])
+    algorithm = turnout.FedBuff(work, buffer_size=2, max_staleness=0)
+    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.table([1.0, 2.0, 3.0, 4.0]))
+    server = simulate(algorithm, people, 7, [0.0, 0.0, 0.0]).server
+    own = server.store.get({"control": (3,)}, np.arange(4))["control"].numpy()
+    near(server.held.tensors["control"].numpy(), IMPORTANCE @ own)
+    assert np.abs(own).min() > 0
 
 
 @pytest.mark.parametrize("kind", sorted(OPTIMISERS))
@@ -204,6 +217,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "optimiser: HierFAVG has a model of its own in every region",
     ),
     "no server": (lambda: turnout.algorithms.DPASGD(steps(1, 0.1), rule=Krum()), "rule: DPASGD has no server"),
+    "control of several models": (
+        lambda: run(turnout.algorithms.ClusteredFL(steps(1, 0.1, modifiers=[ControlVariates()]))),
+        "local.modifiers: ControlVariates follows the one model that a server sends, and ClusteredFL has as many",
+    ),
+    "control nobody hears": (
+        lambda: run(turnout.Safa(steps(1, 0.1, modifiers=[ControlVariates()]))),
+        "ControlVariates follows the one model that a server sends, and Safa lets clients go on without hearing",
+    ),
     "another thing": (
         lambda: turnout.FedAvg(steps(1, 0.1), rule=Adam()),  # type: ignore[arg-type]
         "rule: Adam is no turnout.aggregation.rules",
