@@ -173,6 +173,11 @@ class Rule(Spelt):
 class Mean(Rule):
     """The weighted mean: what every method has without a rule."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buckets:
+            raise UserError(f"rule.buckets: {self.buckets}, but the mean of buckets' means is the mean; leave it out")
+
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return mean(rows, weights)
 

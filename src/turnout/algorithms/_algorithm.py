@@ -96,10 +96,12 @@ class Algorithm(Spelt):
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
         if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
-            why = (
-                "closes its rounds by a rule of its own" if self.waits is None else f"waits with {self.waits.__name__}"
+            given, why = (
+                type(self.wait),
+                "closes its rounds by a rule of its own" if self.waits is None else self.waits.of,
             )
-            raise UserError(f"wait: {kind} {why}, not with {type(self.wait).__name__}; leave it out")
+            kept = f"{given.__name__} is for a method that {given.of} ({given.like})"
+            raise UserError(f"wait: {kept}, and {kind} {why}; leave it out")
         if self.weigh is not None and self.remember is not None:
             raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
 

@@ -87,11 +87,21 @@ class Regional(Algorithm):
         """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""
         server.wait(of=[], seconds=server.backhaul_seconds(len(self.models), self.local))
 
-    def by_region(self, updates: Updates, weights: FloatArray) -> Tensor:
-        """`[M, P]` weighted sums of the models that each region's clients returned."""
+    def by_region(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
+        """`[M, P]` weighted sums of the models that each region's clients returned, or what the rule makes of them."""
+        if server.law.rule is not None:
+            return self._ruled(server, updates, weights)
         rows = np.zeros((len(self.models), len(updates)))
         rows[self.region[updates.clients], np.arange(len(updates))] = weights
         return torch.as_tensor(rows).to(self.models) @ updates.returned()
+
+    def _ruled(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
+        sums, region = torch.zeros_like(self.models), self.region[updates.clients]
+        for number in np.unique(region).tolist():
+            mine = updates.select(region == number)
+            around = mine.received()[0]  # the same for all of a region
+            sums[number] = server.combined(mine.returned(), weights[region == number], around, number)
+        return sums
 
     def over_regions(self, weights: FloatArray) -> Tensor:
         """`[P]` weighted sum of the regional models."""

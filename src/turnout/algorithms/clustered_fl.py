@@ -36,7 +36,6 @@ class ClusteredFL(FedAvg):
 
     cannot: ClassVar[dict[str, str]] = {
         "remember": "has as many models as clusters",
-        "rule": "has as many models as clusters",
         "optimiser": "has as many models as clusters",
         "weigh": "has as many models as clusters",
         "serve": "has as many models as clusters",
@@ -77,9 +76,20 @@ class ClusteredFL(FedAvg):
             mine, among = updates.select(rows), Selection(chosen.clients[invited], chosen.weights[invited])
             weights[rows] = self.weights(server, mine, among)
             mass = float(server.importance[clusters == cluster].sum())
-            models[cluster] += self.server_lr / mass * mine.weighted_sum(weights[rows])
+            models[cluster] += self.server_lr / mass * self._moved(server, mine, weights[rows], cluster)
         self.models = models
-        server.step(updates, weights)
+        if server.law.rule is None:
+            server.step(updates, weights)
+        else:
+            masses = np.bincount(clusters, server.importance, minlength=len(models))
+            server.publish(torch.as_tensor(masses).to(models) @ models, updates, weights)
+
+    @staticmethod
+    def _moved(server: Server, updates: Updates, weights: FloatArray, cluster: int) -> Tensor:
+        """`[P]` the weighted sum of a cluster's updates, or what the rule makes of them."""
+        if server.law.rule is None:
+            return updates.weighted_sum(weights)
+        return server.combined(updates.deltas, weights, group=cluster)
 
     def split(self, server: Server, cluster: int, updates: Updates) -> None:
         """Where it is due, give the branch without the first client a model of its own."""

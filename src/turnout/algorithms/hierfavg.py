@@ -33,7 +33,6 @@ class HierFAVG(Regional):
 
     cannot: ClassVar[dict[str, str]] = {
         "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
         "remember": "averages models in regions",
         "optimiser": "has a model of its own in every region; nobody starts from their average",
     }
@@ -67,7 +66,7 @@ class HierFAVG(Regional):
         counted = np.where(covered > 0, counted, 1)
         shares = samples / counted[region]
         idle = torch.as_tensor(1 - covered / counted).to(self.models)[:, None]
-        self.models = self.by_region(updates, shares) + idle * self.models
+        self.models = self.by_region(server, updates, shares) + idle * self.models
         if not len(updates):
             server.log("empty_round")
         model = self.over_regions(whole) if whole.any() else server.model

@@ -39,7 +39,6 @@ class HybridFL(Regional):
 
     cannot: ClassVar[dict[str, str]] = {
         "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
         "remember": "averages models in regions",
     }
     slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
@@ -112,6 +111,6 @@ class HybridFL(Regional):
         whole = np.maximum(self.samples(server), 1e-300)  # |D_r|
         idle = torch.as_tensor(1 - covered / whole).to(self.models)[:, None]
         before = self.models if self.idle_fallback == "regional" else server.model
-        self.models = self.by_region(updates, samples / whole[region]) + idle * before
+        self.models = self.by_region(server, updates, samples / whole[region]) + idle * before
         weights: FloatArray = covered / covered.sum()
         server.publish(self.over_regions(weights), updates, weights[region] * samples / whole[region])

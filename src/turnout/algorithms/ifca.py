@@ -17,7 +17,7 @@ from turnout.algorithms.fedavg import FedAvg
 from turnout.core.errors import UserError
 from turnout.local.clusters import ClusterModel, ClusterSGD
 from turnout.local.sgd import LocalSGD
-from turnout.sampling._sampler import IntArray, Selection
+from turnout.sampling._sampler import FloatArray, IntArray, Selection
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import ModelChoice, Server
@@ -33,7 +33,6 @@ class IFCA(FedAvg):
 
     cannot: ClassVar[dict[str, str]] = {
         "remember": "has as many models as clusters",
-        "rule": "has as many models as clusters",
         "optimiser": "has as many models as clusters",
         "weigh": "has as many models as clusters",
         "serve": "has as many models as clusters",
@@ -64,8 +63,21 @@ class IFCA(FedAvg):
             weights = weights / np.maximum(np.bincount(mine, weights), np.finfo(float).tiny)[mine]
             shares = np.zeros((self.clusters, len(updates)))
             shares[mine, np.arange(len(updates))] = self.server_lr * weights
-            self.models = self.models + torch.as_tensor(shares).to(self.models) @ updates.deltas
-        server.step(updates, weights / self.clusters)
+            self.models = self.models + self._moved(server, updates, shares)
+        if server.law.rule is None:
+            server.step(updates, weights / self.clusters)
+        else:
+            server.publish(self.models.mean(0), updates, weights / self.clusters)
+
+    def _moved(self, server: Server, updates: Updates, shares: FloatArray) -> Tensor:
+        """`[clusters, P]` weighted sums of updates by shares `[clusters, k]`, or what the rule makes of them."""
+        if server.law.rule is None:
+            return torch.as_tensor(shares).to(self.models) @ updates.deltas
+        moved = torch.zeros_like(self.models)
+        for cluster in np.flatnonzero(shares.any(1)).tolist():
+            mine = shares[cluster] != 0
+            moved[cluster] = server.combined(updates.deltas[mine], shares[cluster, mine], group=cluster)
+        return moved
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         return None  # its work takes longer than that of FedAvg

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from turnout.aggregation.weights import Nova
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
 from turnout.core import random
@@ -40,6 +41,8 @@ class L2SGD(Personalised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.weigh, Nova):
+            raise UserError("weigh: L2SGD has equally many steps of all, of which Nova makes the same; leave it out")
         if not 0 < self.communication < 1:
             raise UserError(f"algorithm.communication: {self.communication} must be above 0 and below 1")
         most = self.communication / self.local.lr if self.local.lr else math.inf

@@ -123,7 +123,7 @@ class LocalSGD(Spelt):
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
-        object.__setattr__(self, "modifiers", tuple(self.modifiers))
+        object.__setattr__(self, "modifiers", transforms.listed(self.modifiers))
         transforms.check_all(self)
         if self.batching not in self.BATCHINGS:
             raise UserError(f"local.batching: {self.batching!r} is not one of {', '.join(self.BATCHINGS)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -238,9 +238,20 @@ def noise_of(chain: Transforms) -> tuple[Clip, Noise] | None:
     return next(((a, b) for a, b in pairwise(chain) if isinstance(a, Clip) and isinstance(b, Noise)), None)
 
 
+def listed(given: Any) -> tuple[Any, ...]:
+    """`given` as a tuple; raise unless it is a list of something."""
+    if isinstance(given, str | bytes | Mapping | type | Modifier) or not isinstance(given, Iterable):
+        shown = given.__name__ if isinstance(given, type) else repr(given)[:60]
+        raise UserError(f"local.modifiers: {shown} is not a list of modifiers; write for example [Proximal(0.1)]")
+    return tuple(given)
+
+
 def check_all(work: LocalSGD) -> None:
     """Raise where something else stands among the modifiers, or one does not go with the work."""
     for modifier in work.modifiers:
+        if isinstance(modifier, type):
+            name = modifier.__name__
+            raise UserError(f"local.modifiers: {name} is a class and needs its options; write {name}(...)")
         if not isinstance(modifier, Modifier) or modifier.keeps_fast_paths != isinstance(modifier, Transform):
             raise UserError(
                 f"local.modifiers: {modifier!r} is neither a Modifier nor a Transform; write for example Clip(1.0)"

@@ -76,7 +76,7 @@ def _check(server: Server, work: LocalSGD, modifier: Modifier, among: Among | No
     elif server.population.size == 1:
         why = "has one client, which differs from nobody"
     elif not plain and type(work).__module__.startswith("turnout."):
-        why = f"trains other models than the one sent ({type(work).__name__})"
+        why = "trains other models than the one sent"
     if why is not None:
         raise UserError(
             f"local.modifiers: {type(modifier).__name__} follows the one model that a server sends, and "

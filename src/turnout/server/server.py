@@ -212,9 +212,10 @@ class Server:
         """Drop the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
         return self.law.finite(self, updates, weights)
 
-    def combined(self, rows: Tensor, weights: FloatArray) -> Tensor:
-        """Make one row `[P]` of rows `[k, P]`: their weighted sum, or what the rule puts in its place."""
-        return self.law.combined(self, rows, weights)
+    def combined(self, rows: Tensor, weights: FloatArray, around: Tensor | None = None, group: int = 0) -> Tensor:
+        """Make one row `[P]` of rows `[k, P]`: their weighted sum, or what the rule puts in its place. Rows that are
+        models differ from `around`; a method with several models says for which `group` of clients it is."""
+        return self.law.combined(self, rows, weights, around, group)
 
     @property
     def optimiser(self) -> Step:
@@ -325,7 +326,6 @@ class Server:
         """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
-        law_tensors = {} if self.law.last is None else {"last": self.law.last}
         facts: Facts = {
             "version": self.version,
             "begun": self.begun,
@@ -338,7 +338,7 @@ class Server:
         facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("law", law_tensors) | nest("held", self.held.tensors)
+        tensors |= nest("law", self.law.last) | nest("held", self.held.tensors)
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -354,8 +354,8 @@ class Server:
         self._rounds.load(facts)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
-        last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
-        self.law.last = None if last is None else last.to(device)
+        former = {"law/last": tensors["algorithm/direction"]} if "algorithm/direction" in tensors else {}  # version 0.1
+        self.law.last = {name: last.to(device) for name, last in unnest("law", former | tensors).items()}
         self.held.load(self.algorithm, tensors, device)
         self._store.load(unnest("store", tensors))
         self.stopped = facts["stopped"]
