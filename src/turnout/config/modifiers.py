@@ -48,7 +48,7 @@ def make_local(given: Section) -> tuple[LocalSGD, Section]:
         if table in made:
             raise UserError(f"local.modifiers: {table} stands there twice; each may act once")
         own = tables.pop(table, {}) | tables.pop(kind.__name__, {})
-        made[table], every[table] = call(f"local.{table}", kind, own, dict.fromkeys(kind.held))
+        made[table], every[table] = call(f"local.{table}", kind, own, {})
     for name in tables:
         known = f"write local.modifiers={name}" if name in MODIFIERS else f"allowed: {', '.join(made) or 'none'}"
         raise UserError(f"local.{name}: options of a modifier that local.modifiers does not name; {known}")
