@@ -179,8 +179,7 @@ def test_every_region_has_a_last_result_of_its_own(tmp_path: Any) -> None:
     people = clients(OPTIMA, EXAMPLE_A, regions=np.array([0, 0, 1, 1]))
 
     def result(rounds: int, **options: Any) -> torch.Tensor:
-        edges = {"deadline": 100.0, "fraction": 1.0, "rule": CentredClipping(0.1)}
-        method = turnout.algorithms.HierFAVG(steps(STEPS, LR), **edges)
+        method = turnout.algorithms.HierFAVG(steps(STEPS, LR), deadline=100.0, fraction=1.0, rule=CentredClipping(0.1))
         plan = turnout.Experiment(point([0.0] * 3), people, method, 0, turnout.Stopping(rounds), SELDOM, EXACT)
         return turnout.execute(plan, **options).model
 
