@@ -141,24 +141,29 @@ def reason(cell: Cell, sentence: str) -> str:
     method = registry.find("algorithm", cell[0]).__name__
     kinds = MODIFIERS if cell[1] == "modifiers" else config.PARTS[cell[1]]
     words = [{method: "METHOD", kinds[cell[2]].__name__: "PART"}.get(word, word) for word in sentence.split(" ")]
-    return " ".join(words).replace("; leave it out", "")
+    return " ".join(words).removesuffix("; leave it out")
 
 
 def options() -> dict[str, Counter[str]]:
-    """What another value of every option does, by algorithm: changes, or is refused."""
-    from test_every_option_matters import CELLS
-    from test_every_option_matters import found as outcome
+    """What another value of every option does, by algorithm: the walk over options finds just that."""
+    from test_every_option_matters import CELLS, HIDDEN, REFUSED
 
     counts: dict[str, Counter[str]] = {}
     for cell in CELLS:
         if cell[1] != "sampler":
-            counts.setdefault(cell[0], Counter())[outcome(cell)] += 1
+            kind = "refused" if cell in REFUSED else "hidden" if cell in HIDDEN else "changes"
+            counts.setdefault(cell[0], Counter())[kind] += 1
     return counts
 
 
 def tables() -> str:
     """Rows are algorithms, columns parts and options: how many of them run; then the refusals, by reason."""
-    results, own = {cell: found(cell) for cell in cells()}, options()
+    return shown({cell: found(cell) for cell in cells()})
+
+
+def shown(results: dict[Cell, str]) -> str:
+    """The tables of what was found."""
+    own = options()
     sections = list(dict.fromkeys(section for _, section, _ in results))
     lines = [f"| algorithm | {' | '.join(sections)} | options |", f"|---|{'---|' * (len(sections) + 1)}"]
     for algorithm in registry.names("algorithm"):
@@ -172,8 +177,8 @@ def tables() -> str:
         "",
         f"{len(results)} pairs of a method and a part: {counts['runs']} run ({counts['runs'] / len(results):.0%}), "
         f"{counts['refused']} are refused, {counts['same']} change nothing. {total} pairs of a method and an option of "
-        f"it or of its local work: another value changes {changed} ({changed / total:.0%}), the others are refused "
-        "or say that they have no use.",
+        f"it or of its local work: another value of {changed} changes the result ({changed / total:.0%}), the others are "
+        "refused, but for a cipher and an index that are to change nothing.",
         "",
         "## What is refused, and why",
         "",
