@@ -177,8 +177,8 @@ def shown(results: dict[Cell, str]) -> str:
         "",
         f"{len(results)} pairs of a method and a part: {counts['runs']} run ({counts['runs'] / len(results):.0%}), "
         f"{counts['refused']} are refused, {counts['same']} change nothing. {total} pairs of a method and an option of "
-        f"it or of its local work: another value of {changed} changes the result ({changed / total:.0%}), the others are "
-        "refused, but for a cipher and an index that are to change nothing.",
+        f"it or of its local work: another value of {changed} changes the result ({changed / total:.0%}), the others "
+        "are refused, but for a cipher and an index that are to change nothing.",
         "",
         "## What is refused, and why",
         "",
