@@ -100,5 +100,6 @@ def test_every_default_is_allowed_and_shown() -> None:
             if option.name == name:
                 assert str(allowed) in option.takes
                 if option.default not in ("none", "required"):
-                    value = option.default if isinstance(allowed, OneOf) else float(option.default)
+                    number = int(option.default) if option.default.isdigit() else option.default
+                    value = number if isinstance(allowed, OneOf) or isinstance(number, int) else float(number)
                     allowed.check(f"{section}.{name}", value)
