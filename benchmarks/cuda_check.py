@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from turnout.core.random import GOLDEN, bits, key, mix
 from turnout.local import KNNPersonaliser
 from turnout.local.transforms import former
 from turnout.record.detectors import DETECTORS
+from turnout.record.unlearning import Retention
 from turnout.task.models import cnn_mnist, linear
 from turnout_studies.forgetting import baselines
 
@@ -277,13 +278,13 @@ def everything() -> Iterator[tuple[str, Callable[[Plan], Outcome]]]:
         yield f"stream, {name}", of(lambda name=name: named(name), population=arrives)  # type: ignore[misc]
     weighted = of(lambda: StreamFedAvg(local(), turnout.Full(), weighting="optimal", ratio=0.5), population=arrives)
     yield "stream, optimal weights", weighted
-    for retention in ("all", "frugal", "thinned"):
+    for retention in get_args(Retention):
         yield f"forgetting, {retention}", lambda plan, kept=retention: forgotten(plan, kept)  # type: ignore[misc]
     yield "fedaccum and federaser", erased
     yield "KNNPersonaliser", personal
 
 
-def forgotten(plan: Plan, retention: str) -> Outcome:
+def forgotten(plan: Plan, retention: Retention) -> Outcome:
     """Two requests, the first of two clients."""
     settings = Unlearning(sigma=0.02, retention=retention, every=2, groups=[[1, 4]])
     made = trial(FedAvg(local(), turnout.Full()), plan, unlearning=settings, rounds=6)

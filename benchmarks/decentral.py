@@ -39,8 +39,8 @@ from turnout.core.random import key, uniform
 from turnout.peers.mixing import local_degree
 from turnout.peers.network import Exchange, Network, Overlay, Star
 from turnout.peers.peers import ring
-from turnout.peers.timeline import timeline
 from turnout.server.observer import Round
+from turnout_studies.theory.timeline import timeline
 from workloads import WORKLOADS, Workload
 
 SILOS = 100

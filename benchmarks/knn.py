@@ -20,13 +20,13 @@ import torch
 
 import turnout
 from turnout import LocalSGD, Plan, Ragged, Task
-from turnout.algorithms.knn_per import KNNPer
 from turnout.core.random import key
 from turnout.core.threads import threads
 from turnout.engine.batches import Jobs
 from turnout.engine.evaluate import Evaluator, Personal
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
+from turnout.local.serving import Neighbours
 
 INPUTS, CLASSES = 32, 10
 
@@ -50,7 +50,7 @@ def measure(clients: int, stored: int, tested: int, width: int, k: int, repeats:
     inputs = torch.randn(rows.size, INPUTS, generator=torch.Generator().manual_seed(0))
     cohort = Cohort(task, inputs, inputs[:, :CLASSES].argmax(1), plan)
     evaluator, model = Evaluator(cohort, np.arange(clients), test), cohort.task.initial
-    work = KNNPer(LocalSGD(0.1, batch_size=128), k=k).adaptation(unseen=False)
+    work = Neighbours(k=k).adaptation(LocalSGD(0.1, batch_size=128))
     jobs = Jobs(work, key(0, "benchmark", np.arange(clients)), model[None], np.zeros(clients, np.int64), own, {}, {})
     store = ClientStore(clients, plan.device, plan.dtype, 64)
     with threads(plan.threads):

@@ -13,13 +13,14 @@ import argparse
 import json
 import statistics
 import time
+from typing import get_args
 
 import numpy as np
 import torch
 
 from turnout import Evaluation, FedAvg, LocalSGD, Plan, Population, Ragged, Simulation, Stopping, Task, Uniform
 from turnout.record.sensitivity import Sensitivity
-from turnout.record.unlearning import RETENTIONS, Unlearning
+from turnout.record.unlearning import Retention, Unlearning
 from workloads import WORKLOADS, Workload
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=list(WORKLOADS), default="W2")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--retention", choices=RETENTIONS, default="all")
+    parser.add_argument("--retention", choices=get_args(Retention), default="all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, 
 import numpy as np
 import pytest
 
-from turnout.config.kinds import KINDS, SECTIONS, options
+from turnout.config.kinds import KINDS, PLAIN, options
 from turnout.config.options import call
 from turnout.core.allowed import Count, Finite, NotNegative, OneOf, Positive, Range, Seconds, Share, allowed_of
 from turnout.core.errors import UserError
@@ -62,8 +62,8 @@ class Plain(Spelt):
         (lambda: Parent(mu="much"), "thing.mu: 'much' is not a number"),  # type: ignore[arg-type]
         (lambda: Parent(share=1.5), "thing.share: 1.5 must be from 0 to 1"),
         (lambda: Parent(mode="rest"), "thing.mode: unknown name 'rest'; did you mean restart?"),  # type: ignore[arg-type]
-        (lambda: Parent(each=[1.0, 0.0]), "thing.each: 0.0 must be above 0"),
-        (lambda: Parent(each=np.array([[2.0], [-3.0]])), "thing.each: -3.0 must be above 0"),
+        (lambda: Parent(each=[1.0, 0.0]), "thing.each[1]: 0.0 must be above 0"),
+        (lambda: Parent(each=np.array([[2.0], [-3.0]])), "thing.each[1, 0]: -3.0 must be above 0"),
         (lambda: replace(Parent(), mu=-2), "thing.mu: -2 must be at least 0"),
         (lambda: Child(mu=1), "thing.mu: 1 must be at least 0 and below 1"),
         (lambda: Child(mode="x"), "thing.mode: unknown name 'x'; allowed: restart, wait"),  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_what_is_allowed_is_let_through() -> None:
 def _declared() -> list[tuple[str, str, Callable[..., Any], Range | OneOf]]:
     """Every option of the library that says what it may be, with its section and what has it."""
     things = [(kind.section.format(name), made) for kind in KINDS.values() for name, made in kind.things().items()]
-    things += list(SECTIONS.items())
+    things += list(PLAIN.items())
     return [(section, name, made, kind) for section, made in things for name, kind in allowed_of(made).items()]
 
 
@@ -100,5 +100,6 @@ def test_every_default_is_allowed_and_shown() -> None:
             if option.name == name:
                 assert str(allowed) in option.takes
                 if option.default not in ("none", "required"):
-                    value = option.default if isinstance(allowed, OneOf) else float(option.default)
+                    numbers = option.default.strip("()[]").split(", ")
+                    value = option.default if isinstance(allowed, OneOf) else list(map(float, numbers))
                     allowed.check(f"{section}.{name}", value)

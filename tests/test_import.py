@@ -98,6 +98,9 @@ def test_every_algorithm_and_sampler_is_public(kind: str, space: str) -> None:
 def test_a_name_that_has_moved_says_where_it_is(name: str, now: str) -> None:
     with pytest.raises(AttributeError, match=rf"^turnout\.{name} is turnout\.{now} since 0\.2$"):
         getattr(turnout, name)
+    with pytest.raises(ImportError, match=rf"^turnout\.{name} is turnout\.{now} since 0\.2$"):
+        exec(f"from turnout import {name}")
+    assert not hasattr(turnout, name)
 
 
 def test_a_name_that_never_was() -> None:

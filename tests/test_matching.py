@@ -11,14 +11,8 @@ from torch.distributions import Normal, kl_divergence
 
 from turnout import UserError
 from turnout.core.random import FloatArray, key, normal, uniform
-from turnout.theory.matching import (
-    Convergence,
-    divergence,
-    informative,
-    kl,
-    preference_for_weights,
-    selection_probabilities,
-)
+from turnout.theory.matching import divergence, informative, kl, selection_probabilities
+from turnout_studies.theory.fedprof_bound import Convergence, preference_for_weights
 
 
 def profiles(clients: int, q: int = 6, seed: int = 0) -> FloatArray:

@@ -14,7 +14,8 @@ import turnout
 from support import local, mlp, population
 from turnout import Algorithm, FedAvg, Full, LocalSGD, Population, Task, UserError, simulate
 from turnout.clients import arriving, behaviour, memories
-from turnout.config import config, registry
+from turnout.config import registry
+from turnout.config.kinds import AVAILABILITY, DEVICES
 from turnout.core.spelling import Spelt, spelt
 
 NAMED = {
@@ -25,7 +26,7 @@ OTHERS = [
     turnout.Stopping, turnout.Evaluation, turnout.Privacy, turnout.Unlearning, turnout.Screening, turnout.Experiment,
     turnout.Dataset, turnout.clients.Grouped, turnout.peers.Network, simulate, turnout.execute, turnout.schedule,
     turnout.rehearse, turnout.read, memories.FIFO, behaviour.Replay, turnout.models.mlp, turnout.trust.three_way,
-    *config.DEVICES.values(), *config.AVAILABILITY.values(), *arriving.ARRIVALS.values(),
+    *DEVICES.values(), *AVAILABILITY.values(), *arriving.ARRIVALS.values(),
 ]  # fmt: skip
 
 

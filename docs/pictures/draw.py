@@ -1,10 +1,13 @@
 """Draws the pictures of the documentation: `python docs/pictures/draw.py` writes each twice, for light and dark pages.
 
-The timelines are no sketches: they are the events that `turnout.schedule` gives for four clients.
+The timelines are no sketches: they are the events that `turnout.schedule` gives for four clients. Nor are the
+crossings: they are counted in a run.
 """
 
 from __future__ import annotations
 
+import runpy
+from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -229,7 +232,32 @@ def run() -> Picture:
     return p
 
 
-PICTURES = {"law": law, "timelines": timelines, "job": job, "run": run}
+def crossings() -> Picture:
+    """Calls between packages in one round, as `benchmarks/crossings.py` counts them: lower levels further down."""
+    found = runpy.run_path(str(HERE.parents[1] / "benchmarks" / "crossings.py"))["crossings"]()
+    counts = Counter((call.above, call.below) for call in found)
+    places = {
+        "algorithms": (380, 50), "server": (380, 140), "sampling": (90, 230), "engine": (610, 230),
+        "clients": (90, 320), "local": (300, 320), "aggregation": (440, 320), "task": (610, 410), "core": (360, 490),
+    }  # fmt: skip
+    p = Picture(760, 530, f"The {len(found)} calls between packages in one round of FedAvg")
+    p.text(12, 20, f"One round over absent, crashing and late clients: {len(found)} calls between packages", "soft", 13)
+    for (above, below), count in sorted(counts.items()):
+        (x0, y0), (x1, y1) = places[above], places[below]
+        down = 1 if y1 > y0 else 0 if y1 == y0 else -1
+        side = 0 if down else 1 if x1 > x0 else -1
+        begin, end = (x0 + 62 * side, y0 + 18 * down), (x1 - 62 * side, y1 - 18 * down)
+        p.arrow(begin, end)
+        x, y = (a + 0.4 * (b - a) for a, b in zip(begin, end, strict=True))
+        p.box(x - 11, y - 9, 22, 18, "card", round=9)
+        p.text(x, y + 5, str(count), size=13, text_anchor="middle")
+    for name, (x, y) in places.items():
+        p.box(x - 62, y - 18, 124, 36, "card", "blue")
+        p.text(x, y + 5, name, size=15, font_weight="600", text_anchor="middle")
+    return p
+
+
+PICTURES = {"law": law, "timelines": timelines, "job": job, "run": run, "crossings": crossings}
 
 
 def drawn() -> dict[str, str]:

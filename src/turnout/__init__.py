@@ -1,5 +1,6 @@
 """Turnout: federated learning with whoever shows up."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,5 +19,7 @@ def __getattr__(name: str) -> Any:
         for space in _NAMESPACES:
             path = Path(__file__).parent / space
             if name in places(str(path / "__init__.pyi" if path.is_dir() else path.with_suffix(".pyi"))):
-                raise AttributeError(f"turnout.{name} is turnout.{space}.{name} since 0.2")
+                imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # by `from turnout import name`
+                error = ImportError if imported else AttributeError  # of which that statement would not show the text
+                raise error(f"turnout.{name} is turnout.{space}.{name} since 0.2")
     return _get(name)

@@ -16,6 +16,7 @@ from turnout.sampling.oort import Oort
 from turnout.sampling.optimal import Optimal
 from turnout.sampling.poisson_binomial import PoissonBinomial
 from turnout.sampling.power_of_choice import PowerOfChoice
+from turnout.sampling.profiled import Profiled
 from turnout.sampling.renormalised import Renormalised
 from turnout.sampling.target import Target
 from turnout.sampling.unbiased import Unbiased
@@ -37,6 +38,7 @@ __all__ = [
     "Optimal",
     "PoissonBinomial",
     "PowerOfChoice",
+    "Profiled",
     "Renormalised",
     "Sampler",
     "Selection",

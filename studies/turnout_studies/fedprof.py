@@ -71,7 +71,7 @@ def algorithm(scheme: str, mode: str, work: LocalSGD, clients: int, fraction: fl
         "fedprox": lambda: FedProx(work, MD(k), mu=0.01),
         "fedadam": lambda: FedAdam(work, Uniform(k)),
         "afl": lambda: FedAvgM(work, AFL(k)),
-        "fedprof": lambda: FedProf(work, clients_per_round=k, aggregation=mode),
+        "fedprof": lambda: FedProf(work, clients_per_round=k, aggregation="full" if mode == FULL else "partial"),
     }
     return made[scheme]()
 

@@ -181,7 +181,7 @@ def _claims() -> Iterator[Claim]:
             yield Claim(
                 f"slowdown with {riders}, {where}",
                 "Rounds to converge grow as 1 / (1 - f) with the free-riders' share f of the declared samples.",
-                "derived: turnout.theory.free_riders",
+                "derived: turnout_studies.theory.free_riding",
                 "rounds to the loss of half of honest training, over those rounds",
                 partial(slowdown, algorithm=algorithm, riders=riders, disguise=disguise),
                 above=0.85 / (1 - share),

@@ -19,7 +19,7 @@ from turnout.core.random import FloatArray
 from turnout.data import airfoil
 from turnout.data.dataset import Dataset
 from turnout.engine.plan import Plan
-from turnout.record.energy import Energy
+from turnout.record.efficiency import Energy
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation

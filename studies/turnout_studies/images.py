@@ -71,7 +71,7 @@ def subset_arrays(data: Path | None) -> dict[str, Bytes]:
         ("train", whole.inputs, whole.targets),
         ("test", whole.test_inputs, whole.test_targets),
     ):
-        _, chosen = hold_out("cifar10", labels.numpy(), SHARE, seed=0)
+        _, chosen = hold_out(labels.numpy(), SHARE, seed=0)
         arrays |= {f"x_{part}": _bytes(pixels[chosen]), f"y_{part}": _bytes(labels[chosen])}
     return arrays
 

@@ -17,7 +17,6 @@ from turnout.core.random import FloatArray, generator, key
 from turnout.engine.plan import Plan
 from turnout.theory.streams import (
     BoolArray,
-    equal_groups,
     historical,
     historical_threshold,
     optimal_importance,
@@ -53,6 +52,12 @@ PUBLISHED = {
     "femnist": Row((3417, 2878, 1798), (0.001, 0.001, 0.001), (1.0, 1.0, 1.0)),
     "shakespeare": Row((870, 733, 458), (0.064, 0.064, 0.095), (1.0, 1.0, 1.0)),
 }
+
+
+def equal_groups(nu: float, historical_clients: int, fresh_clients: int) -> tuple[FloatArray, BoolArray]:
+    """n and who is fresh: historical clients hold a share nu of the samples, and clients of a group equally many."""
+    fresh = np.arange(historical_clients + fresh_clients) >= historical_clients
+    return np.where(fresh, (1 - nu) / max(fresh_clients, 1), nu / max(historical_clients, 1)), fresh
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from turnout.data.dataset import Dataset
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
 from turnout.peers import design, underlays
-from turnout.peers.timeline import timeline
 from turnout.server.observer import Observer
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
@@ -31,6 +30,7 @@ from turnout.task.models import mlp
 from turnout.task.task import Task
 from turnout_studies.images import mnist_flat, small_digits
 from turnout_studies.study import Claim, Experiment, Measures, Results, Study, Trial, Trials
+from turnout_studies.theory.timeline import timeline
 
 THESIS = "Marfoq, thesis, section 2.1.6"
 OVERLAYS = ("star", "matcha", "matcha_plus", "mst", "delta_mbst", "ring")

@@ -40,7 +40,7 @@ from turnout import (
 from turnout.algorithms import FedAsync
 from turnout.server.durations import Durations
 from turnout.server.observer import Round
-from turnout.server.participation import rates
+from turnout.server.policy import rates
 from turnout.server.server import Server
 
 OPTIMA = (0.0, 1.0, 2.0, 3.0, 4.0)
@@ -449,7 +449,7 @@ def test_example_4_2_for_tiny_steps() -> None:
 
 
 SHORT = steps(2, 0.1)
-RULES = ("unbiased", "measured", "naive")
+RULES: Any = ("unbiased", "measured", "naive")
 ALIKE: dict[str, Algorithm] = {
     **{f"async {rule}": AsyncFedAvg(SHORT, weight_rule=rule) for rule in (*RULES, "learning_rate")},
     **{f"fedfix {rule}": FedFix(SHORT, weight_rule=rule) for rule in RULES},

@@ -28,6 +28,7 @@ from turnout import (
 from turnout.algorithms import FedAsync
 from turnout.core.errors import UserError
 from turnout.record.audit import Audit, Findings
+from turnout.server.absent import Absent
 from turnout.server.durations import Durations
 from turnout.server.observer import Event
 from turnout.server.server import Server
@@ -106,8 +107,7 @@ def test_an_algorithm_can_be_used_for_another_population() -> None:
 
 def test_an_algorithm_can_be_used_again_after_clients_were_away() -> None:
     algorithm = AsyncFedAvg(WORK)
-    simulate(algorithm, people(availability=Bernoulli(0.3)), 7)
-    assert len(algorithm.absent)
+    assert len(simulate(algorithm, people(availability=Bernoulli(0.3)), 7).server._absent.clients)
     population = people(availability=Bernoulli(0.9))
     again, fresh = (simulate(a, population, 30).jobs()["client"] for a in (algorithm, AsyncFedAvg(WORK)))
     assert again.tolist() == fresh.tolist()
@@ -392,7 +392,10 @@ def test_weights_are_measured_where_clients_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AsyncFedAvg(WORK, weight_rule="unbiassed"), "algorithm.weight_rule.*did you mean unbiased"),
+        (
+            lambda: AsyncFedAvg(WORK, weight_rule="unbiassed"),  # type: ignore[arg-type]
+            "algorithm.weight_rule.*did you mean unbiased",
+        ),
         (lambda: FedFix(WORK, weight_rule="learning_rate"), "algorithm.weight_rule: learning_rate.*async_fedavg only"),
         (lambda: FedBuff(WORK, weight_rule="learning_rate"), "algorithm.weight_rule: learning_rate.*async_fedavg only"),
         (lambda: AsyncFedAvg(WORK, server_lr=0.0), "algorithm.server_lr: 0.0"),
@@ -426,3 +429,12 @@ def test_a_buffer_larger_than_the_population(start: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match=r"algorithm.buffer_size: 6 .* only 5"):
         start(FedBuff(WORK, buffer_size=6), people(), 3)
     start(FedBuff(WORK, buffer_size=6, mode="restart"), people(), 3)
+
+
+def test_who_is_away_is_kept_as_in_the_version_before() -> None:
+    """Checkpoints of 0.1 have the absent clients beside the algorithm's own state; one without them knows of nobody."""
+    away = Absent(np.array([3, 1]), np.array([0.5, 2.0]))
+    saved = away.save()
+    assert saved.keys() == {"algorithm/absent@numpy", "algorithm/back_at@numpy"}
+    assert Absent.saved(saved).clients.tolist() == [3, 1] and Absent.saved(saved).back_at.tolist() == [0.5, 2.0]
+    assert not len(Absent.saved({}).clients)

@@ -34,7 +34,7 @@ from turnout import (
 )
 from turnout.algorithms import FedAsync, Local, SafaThesis
 from turnout.server.durations import Durations
-from turnout.server.participation import rates
+from turnout.server.policy import rates
 
 
 def experiment(algorithm: Algorithm, rounds: int, **columns: Any) -> turnout.Experiment:

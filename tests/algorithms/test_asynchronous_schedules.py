@@ -18,7 +18,7 @@ from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.record.history import History
 from turnout.server.durations import Durations
-from turnout.server.participation import rates
+from turnout.server.policy import rates
 
 TAU = np.array([1.0, 0.8, 0.6, 0.4, 0.2])  # F80 with five clients, in seconds: 5, 4, 3, 2, 1 ticks
 WORK = steps(1, 0.1)

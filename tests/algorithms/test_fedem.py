@@ -27,6 +27,7 @@ from turnout import (
     Task,
     UserError,
 )
+from turnout.algorithms._mixtures import weights_of
 from turnout.algorithms.fedem import FedEM
 from turnout.config import config
 from turnout.local.mixture import MixtureTask
@@ -83,7 +84,8 @@ def test_one_hot_weights_stay_and_are_a_fedavg_for_each_cluster() -> None:
     """federated-em.md O8, O9: with server step n_C / n, plain SGD."""
     cluster = np.arange(len(SIZES)) % 2
     server = start_with(FedEM(FULL, Full(), components=2), np.eye(2)[cluster], stopping=Stopping(4))
-    assert FedEM(FULL, components=2).weights_of(server, server.population.ids).tolist() == np.eye(2)[cluster].tolist()
+    work = FedEM(FULL, components=2).own_work()
+    assert weights_of(server, work, server.population.ids).tolist() == np.eye(2)[cluster].tolist()
     for m in range(2):
         mine = np.flatnonzero(cluster == m)
         people = server.population
@@ -104,7 +106,7 @@ def test_a_weight_floor_brings_a_component_back() -> None:
     still = LocalSGD(0.0, steps=1, batching="full")
     for floor in (0.0, 1e-3):
         run = FedEM(still, Full(), components=2, min_weight=floor)
-        weights = run.weights_of(start_with(run, lost, both, stopping=Stopping(40)), np.arange(len(SIZES)))
+        weights = weights_of(start_with(run, lost, both, stopping=Stopping(40)), run.own_work(), np.arange(len(SIZES)))
         np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12)
         if floor:
             assert weights[:, 1].min() > 0.9
@@ -155,7 +157,7 @@ def test_hard_clusters_are_found(components: int) -> None:
     which = distance.argmin(1)
     assert sorted(which) == list(range(components))
     assert distance.min(1).max() < 0.02
-    weights = run.weights_of(ended.server, people.ids)
+    weights = weights_of(ended.server, run.own_work(), people.ids)
     np.testing.assert_array_equal(which[weights.argmax(1)], facts["weights"].argmax(1))
 
 
@@ -253,7 +255,7 @@ def test_who_is_not_invited_keeps_its_weights() -> None:
     server = simulation(run, plan=EXACT, stopping=Stopping(1))
     server.run()
     trained = np.flatnonzero(server.heard)
-    weights = run.weights_of(server, server.population.ids)
+    weights = weights_of(server, run.own_work(), server.population.ids)
     assert len(trained) == 3
     others = np.setdiff1d(server.population.ids, trained)
     np.testing.assert_array_equal(weights[others], np.full((5, 3), 1 / 3))
@@ -299,7 +301,7 @@ def test_the_history_knows_the_mass_of_components() -> None:
     server = simulation(run, plan=EXACT, stopping=Stopping(3), observers=[history := turnout.record.history.History()])
     server.run()
     rounds = history.rounds.read()
-    weights = run.weights_of(server, server.population.ids)
+    weights = weights_of(server, run.own_work(), server.population.ids)
     for m in range(3):
         assert np.isnan(rounds[f"mass_{m}"][0])
         assert rounds[f"mass_{m}"][-1] == pytest.approx(float(np.array(SIZES) / sum(SIZES) @ weights[:, m]), rel=1e-9)

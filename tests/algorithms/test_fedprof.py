@@ -29,7 +29,9 @@ from turnout.local.profile import profile_of
 from turnout.samplers import Fill
 from turnout.server.observer import Event, Round
 from turnout.server.server import Server
-from turnout.theory.matching import divergence, preference_for_weights, selection_probabilities
+from turnout.server.state import load_state, save_state
+from turnout.theory.matching import divergence, selection_probabilities
+from turnout_studies.theory.fedprof_bound import preference_for_weights
 
 EXACT = Plan(precision="float64", threads=1)
 REFERENCE = normal(key(1, "test reference"), 200).reshape(40, 5)
@@ -71,7 +73,7 @@ def at_probabilities(chances: FloatArray, **options: Any) -> tuple[FedProf, Simu
     size = len(chances)
     method = fedprof(preference=preference_for_weights(chances, np.ones(size)), **options)
     server = simulation(method, population((4,) * size))
-    method.divergences, method.versions = np.ones(size), np.zeros(size, np.int64)
+    method.sampler.divergences, method.sampler.versions = np.ones(size), np.zeros(size, np.int64)
     return method, server
 
 
@@ -86,7 +88,7 @@ def test_draws_are_unbiased_and_vary_as_computed(monkeypatch: pytest.MonkeyPatch
     centres, chance, value = np.cumsum(Q) - Q / 2, [], []
     for outcome in itertools.product(range(3), repeat=4):
         monkeypatch.setattr("turnout.core.random.uniform", lambda *_, o=outcome: centres[list(o)])
-        clients, times = method.draw(server, server.population.ids)
+        clients, times = method.sampler.draw(server, server.population.ids)
         chance.append(np.prod(Q[list(outcome)]))
         value.append((times / 4 * V[clients]).sum())
     mean = float(np.dot(chance, value))
@@ -100,7 +102,7 @@ def test_without_replacement_the_shares_differ() -> None:
     counts = np.zeros(3)
     for version in range(8000):
         server.version = version
-        clients, times = method.draw(server, server.population.ids)
+        clients, times = method.sampler.draw(server, server.population.ids)
         assert times.tolist() == [1, 1]
         counts[clients] += 1
     assert counts / 16_000 == pytest.approx(np.array([0.4196, 0.3393, 0.2411]), abs=5 * 0.5 / np.sqrt(16_000))
@@ -112,17 +114,17 @@ def test_draws_follow_the_scores() -> None:
     counts = np.zeros(5)
     for version in range(1000):
         server.version = version
-        clients, times = method.draw(server, server.population.ids)
+        clients, times = method.sampler.draw(server, server.population.ids)
         counts[clients] += times
     assert counts.sum() == 4000
-    assert chisquare(counts, 4000 * method.chances(server.population.ids)).pvalue > 1e-3
+    assert chisquare(counts, 4000 * method.sampler.chances(server.population.ids)).pvalue > 1e-3
 
 
 def test_nobody_to_draw_from() -> None:
     method, server = at_probabilities(Q)
     for replace_ in (True, False):
-        method.replace = replace_
-        clients, times = method.draw(server, server.population.ids[:0])
+        method.sampler.replace = replace_
+        clients, times = method.sampler.draw(server, server.population.ids[:0])
         assert len(clients) == len(times) == 0
 
 
@@ -134,7 +136,7 @@ def step_of(
 ) -> tuple[FloatArray, Any]:
     """What one round of these draws adds to the model, and everybody's own difference from the first model."""
     people = population((2, 6, 4), **columns)
-    monkeypatch.setattr(method, "draw", lambda *_: np.unique(np.array(draws), return_counts=True))
+    monkeypatch.setattr(method.sampler, "draw", lambda *_: np.unique(np.array(draws), return_counts=True))
     server, _ = run(method, people, rounds=1)
     alone = simulation(method, people, plan=EXACT)
     alone.invite(people.ids, WHOLE)
@@ -184,7 +186,7 @@ def test_no_preference_is_fedavg() -> None:
 def expected_divergences(server: Simulation, watch: Watch, method: FedProf, layer: str) -> FloatArray:
     """Of every client, by the version of its profile, from models kept aside."""
     found = []
-    for client, version in enumerate(method.versions.tolist()):
+    for client, version in enumerate(method.sampler.versions.tolist()):
         rows = server.population.train.row(client)
         sets = (server.cohort.inputs[rows], torch.as_tensor(REFERENCE))
         one, other = (profile_of(server.task, watch.models[version], inputs, layer) for inputs in sets)
@@ -198,11 +200,11 @@ def test_profiles_are_compared_at_their_own_version(layer: str | None, name: str
     that model. The divergence is computed when the profile arrives: there is no old reference that could be missing."""
     method = fedprof(layer=layer, preference=1.0)
     server, watch = run(method, rounds=10)
-    assert len(set(method.versions.tolist())) > 3
-    assert method.divergences == pytest.approx(expected_divergences(server, watch, method, name), rel=1e-9)
-    stale = np.flatnonzero(method.versions < 9)
-    method.versions = np.full(8, 9)
-    assert not np.isclose(method.divergences, expected_divergences(server, watch, method, name))[stale].any()
+    assert len(set(method.sampler.versions.tolist())) > 3
+    assert method.sampler.divergences == pytest.approx(expected_divergences(server, watch, method, name), rel=1e-9)
+    stale = np.flatnonzero(method.sampler.versions < 9)
+    method.sampler.versions = np.full(8, 9)
+    assert not np.isclose(method.sampler.divergences, expected_divergences(server, watch, method, name))[stale].any()
 
 
 def test_wrong_labels_are_not_seen() -> None:
@@ -212,9 +214,9 @@ def test_wrong_labels_are_not_seen() -> None:
     methods = fedprof(), fedprof()
     for method, clients in zip(methods, (people, swapped), strict=True):
         run(method, clients, rounds=1)
-    assert np.array_equal(methods[0].divergences, methods[1].divergences)
+    assert np.array_equal(methods[0].sampler.divergences, methods[1].sampler.divergences)
     ids = people.ids
-    assert np.array_equal(methods[0].chances(ids), methods[1].chances(ids))
+    assert np.array_equal(methods[0].sampler.chances(ids), methods[1].sampler.chances(ids))
 
 
 @cache
@@ -290,7 +292,7 @@ def test_newcomers_send_a_profile_before_they_are_drawn() -> None:
     assert jobs[0].bytes[0] > 0  # it cannot make the present model itself
     assert any(job.steps for job in jobs[1:])
     assert all(job.sent_at / 1e6 >= 3.5 for job in jobs)
-    assert (method.versions >= 0).all()
+    assert (method.sampler.versions >= 0).all()
     assert server.version == 12
 
 
@@ -317,13 +319,13 @@ def test_only_those_online_are_drawn() -> None:
 def test_old_profiles_are_refreshed() -> None:
     method = fedprof(refresh_every=3, preference=1e3)
     _, watch = run(method, rounds=9)
-    assert (8 - method.versions < 3).all()
+    assert (8 - method.sampler.versions < 3).all()
     again = [job for record in watch.rounds[1:] for job in record.jobs if not job.steps]
     assert again
     assert {job.bytes[0] for job in again} == {8 * Task(mlp).size}
     never = fedprof(preference=1e3)
     run(never, rounds=9)
-    assert never.versions.min() == 0
+    assert never.sampler.versions.min() == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,8 +345,8 @@ def test_a_client_that_fails_keeps_its_profile(monkeypatch: pytest.MonkeyPatch) 
     method = fedprof(preference=0.0)
     _, watch = run(method, population(crashes=LaterCrashes(0.5)), rounds=10)
     assert any(job.outcome == "crashed" for record in watch.rounds for job in record.jobs)
-    assert method.versions[1] == 0
-    assert method.versions[[0, 2]].min() > 0
+    assert method.sampler.versions[1] == 0
+    assert method.sampler.versions[[0, 2]].min() > 0
 
 
 def test_a_profile_that_is_not_finite_has_no_chance() -> None:
@@ -357,10 +359,10 @@ def test_a_profile_that_is_not_finite_has_no_chance() -> None:
     simulation(clean, people, stopping=Stopping(1)).run()
     (event,) = [event for event in watch.events if event.kind == "rejected_profile"]
     assert event.facts == {"client": 2, "why": "infinitely far from the reference"}
-    assert method.divergences[2] == np.inf
-    assert method.chances(people.ids)[2] == 0
+    assert method.sampler.divergences[2] == np.inf
+    assert method.sampler.chances(people.ids)[2] == 0
     others = np.delete(np.arange(8), 2)
-    assert method.divergences[others] == pytest.approx(clean.divergences[others], rel=1e-5)
+    assert method.sampler.divergences[others] == pytest.approx(clean.sampler.divergences[others], rel=1e-5)
 
 
 def test_a_dead_layer_is_uniform_and_said() -> None:
@@ -368,7 +370,7 @@ def test_a_dead_layer_is_uniform_and_said() -> None:
     method = fedprof(reference=REFERENCE[:1])
     _, watch = run(method, rounds=2)
     assert [event.kind for event in watch.events] == ["dead_layer"] * 2
-    assert method.chances(np.arange(8)).tolist() == [1 / 8] * 8
+    assert method.sampler.chances(np.arange(8)).tolist() == [1 / 8] * 8
 
 
 def test_the_server_needs_data_of_its_own() -> None:
@@ -378,18 +380,18 @@ def test_the_server_needs_data_of_its_own() -> None:
     given, central = fedprof(), fedprof(reference=None)
     for method in (given, central):
         run(method, people, rounds=2)
-    assert given.divergences == pytest.approx(central.divergences, rel=1e-5)
+    assert given.sampler.divergences == pytest.approx(central.sampler.divergences, rel=1e-5)
 
 
 def test_encrypted_matching_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The divergences, and so the run, are those of plain matching; here with short keys."""
-    monkeypatch.setattr("turnout.algorithms.fedprof.key_holder", partial(key_holder, bits=512))
+    monkeypatch.setattr("turnout.sampling.profiled.key_holder", partial(key_holder, bits=512))
     people, small = population((3, 5, 4)), dict[str, Any](clients_per_round=2, layer="2")
     models, found = [], []
     for cipher in ("plain", "additive"):
         method = fedprof(cipher=cipher, **small)
         models.append(run(method, people, rounds=2)[0].model)
-        found.append(method.divergences)
+        found.append(method.sampler.divergences)
     assert found[1] == pytest.approx(found[0], rel=1e-6)
     assert torch.equal(*models)
 
@@ -398,8 +400,8 @@ def test_encrypted_matching_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     ("options", "words"),
     [
         ({"aggregation": "fully"}, "algorithm.aggregation: unknown name 'fully'; did you mean full"),
-        ({"clients_per_round": 0}, "algorithm.clients_per_round: 0 must be above 0"),
-        ({"refresh_every": 0}, "algorithm.refresh_every: 0 must be above 0"),
+        ({"clients_per_round": 0}, "algorithm.clients_per_round: 0 must be at least 1"),
+        ({"refresh_every": 0}, "algorithm.refresh_every: 0 must be at least 1"),
         ({"preference": -1.0}, r"algorithm.preference: -1.0 must be at least 0"),
         ({"min_prob": 1.5}, r"algorithm.min_prob: 1.5 must be from 0 to 1"),
         ({"cipher": "rsa"}, "algorithm.cipher: unknown name 'rsa'"),
@@ -417,10 +419,10 @@ def test_a_layer_that_is_not_there() -> None:
 
 def test_chances_use_the_least_one_and_own_preferences() -> None:
     method, _ = at_probabilities(Q)
-    assert method.chances(np.arange(3)) == pytest.approx(Q)
-    method.min_prob = 0.2
+    assert method.sampler.chances(np.arange(3)) == pytest.approx(Q)
+    method.sampler.min_prob = 0.2
     expected = selection_probabilities(np.ones(3), method.preference, 0.2)
-    assert method.chances(np.arange(3)).tolist() == expected.tolist()
+    assert method.sampler.chances(np.arange(3)).tolist() == expected.tolist()
 
 
 # -- baselines ------------------------------------------------------------------------------------------------
@@ -514,12 +516,36 @@ def test_profiles_that_are_late_are_not_waited_for() -> None:
     method.begin(server)
     chosen = method.choose(server)
     assert server.now == 20.0
-    assert method.versions.tolist() == [0, 0, 0, 0, -1, 0, 0, 0]
+    assert method.sampler.versions.tolist() == [0, 0, 0, 0, -1, 0, 0, 0]
     assert 4 not in chosen.clients
-    assert 4 in method._due(server)
+    assert 4 in method.sampler._due(server)
 
 
 def test_a_work_with_options_of_its_own_can_be_profiled() -> None:
     work = local().modified(Proximal(0.1))
     server, _ = run(fedprof(work), rounds=2)
     assert server.version == 2
+
+
+def test_profiles_of_a_run_of_the_version_before() -> None:
+    """Its checkpoints have them beside the algorithm's own state, not in a sampler's."""
+    method, people = fedprof(), population()
+    server = simulation(method, people, stopping=Stopping(1), plan=EXACT)
+    server.run()
+    facts, tensors = save_state(method)
+    before = {name.removeprefix("sampler/"): value for name, value in tensors.items()}
+    assert before.keys() == {"divergences@numpy", "versions@numpy", "matched@numpy"}
+    again = fedprof()
+    load_state(again, facts, before, "cpu")
+    for name in ("divergences", "versions", "matched"):
+        assert np.array_equal(getattr(again.sampler, name), getattr(method.sampler, name))
+
+
+def test_another_method_takes_the_sampler() -> None:
+    """`fedprof` is FedAvg with it, up to who loses the weight of the silent."""
+    options: dict[str, Any] = {"clients_per_round": 3, "reference": REFERENCE, "aggregation": "partial"}
+    one, _ = run(FedProf(WHOLE, **options))
+    other, _ = run(turnout.FedAvg(WHOLE, turnout.samplers.Profiled(**options), normalise="responders"))
+    assert torch.equal(one.model, other.model)
+    with pytest.raises(UserError, match=r"sampler.preference: -1.0 must be at least 0"):
+        turnout.samplers.Profiled(preference=-1.0)

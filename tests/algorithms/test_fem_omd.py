@@ -13,6 +13,7 @@ from toy_problems import EXACT, SELDOM
 import turnout
 from support import mlp, population
 from turnout import Full, LocalSGD, Task
+from turnout.algorithms._mixtures import weights_of
 from turnout.algorithms.fem_omd import FEMOMD
 from turnout.clients import arriving, memories
 from turnout.clients.population import Population
@@ -26,7 +27,7 @@ WORK = LocalSGD(0.2, steps=1, batching="full")
 def run(people: Population, rounds: int, **options: Any) -> tuple[turnout.Result, Any]:
     method = FEMOMD(options.pop("work", WORK), Full(), components=3, **options)
     result = turnout.simulate(Task(mlp, seed=3), people, method, rounds, plan=EXACT, evaluation=SELDOM)
-    return result, method.weights_of(result.server, people.ids)
+    return result, weights_of(result.server, method.own_work(), people.ids)
 
 
 def by_hand(people: Population, rounds: int, em_steps: int, scale: float, floor: float) -> Any:

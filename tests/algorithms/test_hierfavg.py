@@ -142,7 +142,7 @@ def test_who_has_left_has_no_part() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UserError, match=r"algorithm.cloud_interval: 0 must be above 0"):
+    with pytest.raises(UserError, match=r"algorithm.cloud_interval: 0 must be at least 1"):
         HierFAVG(HALF, 1.0, cloud_interval=0)
 
 
@@ -159,4 +159,4 @@ def test_the_weight_of_the_silent_may_stay_with_the_regional_model() -> None:
     weights = dict(zip(result.jobs()["client"].tolist(), result.jobs()["weight"].tolist(), strict=True))
     assert weights == pytest.approx({0: 1 / 7, 1: 1 / 7, 2: 1 / 7, 4: 1 / 7, 3: 0, 5: 0, 6: 0})
     with pytest.raises(UserError, match=r"idle_fallback.*global.*none, regional"):
-        HierFAVG(HALF, LATE, idle_fallback="global")
+        HierFAVG(HALF, LATE, idle_fallback="global")  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ def gammas(world: Population, seen: Seen) -> FloatArray:
 
 
 @pytest.mark.parametrize("fallback", ["regional", "global"])
-def test_edges_then_cloud_is_one_weighted_sum(fallback: str) -> None:
+def test_edges_then_cloud_is_one_weighted_sum(fallback: Any) -> None:
     """O8, O9: the weights of all clients are at least 0 and sum to 1; idle clients count as their fallback, nobody of a
     region without a submission counts; the audit has the weights of those that submitted."""
     world = crowd(crash=0.5)
@@ -174,7 +174,7 @@ def test_a_regional_model_moves_only_by_its_own_clients() -> None:
 
 
 @pytest.mark.parametrize("fallback", ["regional", "global"])
-def test_one_region_is_keep_global_fedavg_over_the_submitted(fallback: str) -> None:
+def test_one_region_is_keep_global_fedavg_over_the_submitted(fallback: Any) -> None:
     """O10."""
     world = crowd(regions=1)
     algorithm = Watched(WORK, LATE, 0.3, idle_fallback=fallback)

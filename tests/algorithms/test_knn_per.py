@@ -111,7 +111,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     server = trained(algorithm)
     table = server.clients()
     for client in np.flatnonzero(server.population.test.counts).tolist():  # type: ignore[union-attr]
-        probabilities = plain(server, client, algorithm.memory(), layer, algorithm.capacity, algorithm.keep)
+        probabilities = plain(server, client, algorithm.own_serve().knn, layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
         assert table["test_loss"][client] == pytest.approx(float(losses.mean()), rel=1e-6)
@@ -229,7 +229,7 @@ def test_clients_without_samples_and_with_one(counts: tuple[int, ...], keep: str
     cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     own = Ragged.from_rows([np.arange(count) for count in counts])
     evaluator = Evaluator(cohort, np.arange(len(counts)), Ragged.from_rows([[40, 41, 42]] * len(counts)))
-    personal = Personal(KNNPer(local(), interpolation=0.7, keep=keep).adaptation(True), own.rows)
+    personal = Personal(KNNPer(local(), interpolation=0.7, keep=keep).own_serve().adaptation(local()), own.rows)
     store = ClientStore(len(counts), "cpu", torch.float32, 1)
     served = evaluator.personal_models(personal, task.initial, store)
     lam = evaluator._prepared(personal, task.initial, store, evaluator.clients)["interpolation"]
@@ -318,7 +318,7 @@ def test_little_memory_changes_nothing_and_is_kept_to(monkeypatch: pytest.Monkey
     small = servers[1].evaluate()
     assert small == pytest.approx(large, rel=1e-9)
     assert max(asked) < 30
-    numbers = KNNPer(local()).adaptation(False).prepared_numbers(servers[1].task, 60)
+    numbers = KNNPer(local()).own_serve().adaptation(local()).prepared_numbers(servers[1].task, 60)
     assert max(asked) * numbers * 8 <= 1 << 20
 
 

@@ -18,6 +18,8 @@ from turnout.aggregation.optimisers import OPTIMISERS, Adam, Momentum, Step, Yog
 from turnout.aggregation.remember import LastUpdate
 from turnout.aggregation.rules import RULES, CoordinateMedian, Krum, TrimmedMean
 from turnout.aggregation.weights import WEIGHTS, BySamples, Equal, Normalised, Nova
+from turnout.config import registry
+from turnout.local.modifiers import Proximal
 from turnout.local.serving import FineTuned, GlobalModel, Neighbours
 
 Vec = NDArray[np.float64]
@@ -254,3 +256,22 @@ def test_what_is_served_is_a_part() -> None:
 
 def test_every_part_is_known_by_name() -> None:
     assert set(RULES) > {"krum", "mean"} and BySamples in WEIGHTS.values() and Normalised in WEIGHTS.values()
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "sampler"])
+def test_no_class_has_two_bases(kind: str) -> None:
+    """Methods differ by parts; what two share is a part or a function, never a second base."""
+    for name in registry.names(kind):
+        for made in registry.find(kind, name).__mro__:
+            ours = [base.__name__ for base in made.__bases__ if base.__module__.startswith("turnout.")]
+            assert len(ours) <= 1, f"{made.__name__} has the bases {', '.join(ours)}"
+
+
+def test_presets_are_fedavg_with_a_part() -> None:
+    work = steps(STEPS, LR)
+    assert turnout.algorithms.FedProx(work, mu=0.3).own_modifiers() == (Proximal(0.3),)
+    assert turnout.algorithms.RobustFedProx(work, mu=0.3).own_modifiers() == (Proximal(0.3),)
+    both = turnout.algorithms.FedProxPlus(work, mu=0.3, tuning_epochs=2)
+    assert both.own_modifiers() == (Proximal(0.3),) and both.own_serve() == FineTuned(2)
+    with pytest.raises(UserError, match=r"algorithm.tuning_epochs: 3, .* nothing beside the serve given"):
+        turnout.algorithms.FedAvgPlus(work, tuning_epochs=3, serve=GlobalModel())

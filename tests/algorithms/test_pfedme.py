@@ -94,8 +94,8 @@ def test_moreau_without_a_pull_never_moves_the_global_model() -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(UserError, match=r"algorithm.variant: unknown name 'moro'; did you mean moreau\?"):
-        PFedMe(FULL, variant="moro")
+        PFedMe(FULL, variant="moro")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"algorithm.mu: -1 must be at least 0"):
         PFedMe(FULL, mu=-1)
-    with pytest.raises(UserError, match=r"algorithm.inner_steps: 0 must be above 0"):
+    with pytest.raises(UserError, match=r"algorithm.inner_steps: 0 must be at least 1"):
         PFedMe(FULL, inner_steps=0)

@@ -215,7 +215,7 @@ def test_bad_options() -> None:
     with pytest.raises(UserError, match=r"algorithm.ratio: 0.1 with weighting fresh"):
         StreamFedAvg(STEP, weighting="fresh", ratio=0.1)
     with pytest.raises(UserError, match=r"algorithm.output_of"):
-        StreamFedAvg(STEP, output_of="first")
+        StreamFedAvg(STEP, output_of="first")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"algorithm.radius: 0"):
         StreamFedAvg(STEP, radius=0.0)
     with pytest.raises(UserError, match="historical clients are to count 1 and have no samples"):

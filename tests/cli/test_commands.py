@@ -19,7 +19,7 @@ from terminal import QUICK, Terminal, bits, digits_inputs, names
 
 import turnout
 from turnout import data as datasets
-from turnout.cli.list import LISTED
+from turnout.cli.names import LISTED
 from turnout.config import config, registry
 from turnout.record.history import History
 from turnout.record.run_folder import reseal

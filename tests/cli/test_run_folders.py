@@ -129,17 +129,17 @@ class FullDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch, full_at: int | None = None) -> None:
         self.writes, self.full_at = 0, full_at
-        for name in ("_sync", "_write", "_save_tensors"):
-            patch.setattr(files, name, self._checked(getattr(files, name)))
+        for place, name in ((files, "_sync"), (files, "_save_tensors"), (Path, "write_text")):
+            patch.setattr(place, name, self._checked(getattr(place, name)))
         patch.setattr("turnout.record.log.append_lines", self._checked(files.append_lines, "appended"))
 
     def _checked(self, write: Any, kind: str = "") -> Any:
-        def checked(path: Path, *arguments: Any) -> None:
+        def checked(path: Path, *arguments: Any, **options: Any) -> None:
             self.writes += 1
             if self.full_at is not None and self.writes >= self.full_at:
                 error = OSError(errno.ENOSPC, "No space left on device", str(path))
                 raise files.cannot_write(path, error) if kind else error
-            write(path, *arguments)
+            write(path, *arguments, **options)
 
         return checked
 

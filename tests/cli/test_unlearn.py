@@ -79,8 +79,8 @@ def test_refused(terminal: Terminal, run: Path) -> None:
 
     assert "client 9 is not in the population of 6 clients" in sentence("--client", "9")
     assert "nobody would remain" in sentence(*(word for client in range(6) for word in ("--client", str(client))))
-    assert sentence("--client", "1", "--sigma", "-1") == "unlearning.sigma: -1.0 must be a number of at least 0"
-    assert sentence("--client", "1", "--delta", "2") == "unlearning.delta: 2.0 must be between 0 and 1"
+    assert sentence("--client", "1", "--sigma", "-1") == "unlearning.sigma: -1.0 must be at least 0 and finite"
+    assert sentence("--client", "1", "--delta", "2") == "unlearning.delta: 2.0 must be above 0 and below 1"
     assert sentence("--client", "1", "--rounds", "0") == "--rounds: 0 must be at least 1"
     assert not (run / "unlearning").exists()
     terminal.run("plain", "clients.count=6", "sampler.name=full")

@@ -17,7 +17,7 @@ from support import WORLD, experiment, local, population, same, simulation
 from turnout.clients.availability import Always, Availability, BoolArray
 from turnout.clients.chains import Bernoulli, Diurnal, Grouped, Markov, clustered, heterogeneous
 from turnout.clients.traces import Trace
-from turnout.config import config
+from turnout.config import config, kinds
 from turnout.core.random import FloatArray, IntArray
 
 CORRELATIONS = np.array([0.9, 0.5, 0.0, -0.3, 0.99, -0.5, 0.2, 0.7])
@@ -187,7 +187,7 @@ def settings(name: str, folder: Path, **options: Any) -> config.Settings:
     return config.read("digits") | overrides
 
 
-@pytest.mark.parametrize("name", config.AVAILABILITY)
+@pytest.mark.parametrize("name", kinds.AVAILABILITY)
 @pytest.mark.parametrize("groups", [None, 2, [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]])
 def test_by_name_with_its_options_and_groups(name: str, groups: int | list[int] | None, tmp_path: Path) -> None:
     """A complete configuration says all there is to build the same again."""

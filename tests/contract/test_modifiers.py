@@ -230,9 +230,9 @@ def test_it_takes_its_time_and_its_bytes() -> None:
     assert np.array_equal(twice, 2 * np.asarray(once))
     assert np.array_equal(samples, 2 * counts)
     controlled = local(modifiers=[ControlVariates(torch.zeros(75))])
-    assert (dispatch.bytes_down(controlled), dispatch.bytes_up(controlled)) == (600, 600)
-    sharp = local(modifiers=[Sharp()])
-    assert (dispatch.bytes_down(sharp), dispatch.bytes_up(sharp)) == (300, 300)
+    for work, size in ((controlled, 600), (local(modifiers=[Sharp()]), 300)):
+        demand = dispatch.demand(work)
+        assert (demand.bytes_down, demand.bytes_up) == (size, size)
 
 
 def test_which_keep_the_fast_paths() -> None:

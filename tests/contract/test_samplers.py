@@ -11,7 +11,7 @@ from test_nothing_silent import watch_law
 from test_resume import assert_same
 
 import turnout
-from support import experiment, local, simulation
+from support import SETTINGS, experiment, local, simulation
 from turnout.config import registry
 from turnout.record.audit import Audit
 
@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "power_of_choice": {"candidates": 6},
     "poisson_binomial": {"cap": True},
     "cafed": {"bias_weight": 0.1},
+    "profiled": {"reference": SETTINGS["fedprof"]["reference"]},
 }  # what a population of eight needs
 NAMES = registry.names("sampler")
 ESTIMATED = [

@@ -180,7 +180,7 @@ def test_options_are_checked() -> None:
     with pytest.raises(UserError, match=r"algorithm.mixing: unknown name 'metropoli'; did you mean metropolis\?"):
         DPASGD(local(), mixing="metropoli")
     with pytest.raises(UserError, match=r"algorithm.objective: unknown name 'samples'; allowed: equal, importance"):
-        DPASGD(local(), objective="samples")
+        DPASGD(local(), objective="samples")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="fdla is for overlays whose arcs go both ways"):
         rehearse(DPASGD(local(), mixing="fdla"), PEOPLE, 1)
 

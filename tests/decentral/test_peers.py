@@ -20,7 +20,7 @@ from turnout.core.random import FloatArray, key, uniform
 from turnout.local.sgd import ClientData, Named
 from turnout.peers.network import BoolArray, Exchange, Network, Overlay, Star
 from turnout.peers.peers import Peers, Silos, over_own_links, ring
-from turnout.peers.timeline import timeline
+from turnout_studies.theory.timeline import timeline
 
 SILOS = len(SIZES)
 PARAMETERS = 5 * 8 + 8 + 8 * 3 + 3

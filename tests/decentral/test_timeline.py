@@ -10,7 +10,7 @@ import pytest
 from turnout.core.random import FloatArray, key, uniform
 from turnout.peers.cycles import cycle_time
 from turnout.peers.network import BoolArray, Exchange, Network, Overlay, Star
-from turnout.peers.timeline import timeline
+from turnout_studies.theory.timeline import timeline
 
 SILOS = 7
 

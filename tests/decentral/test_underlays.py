@@ -12,7 +12,7 @@ import pytest
 
 from turnout.core.errors import UserError
 from turnout.peers import underlays
-from turnout.peers.underlays import haversine, measured, parse, read
+from turnout.peers.underlays import haversine, parse, read
 
 OWN: dict[str, Any] = {
     "name": "hospitals",
@@ -172,19 +172,19 @@ def changed(**changes: Any) -> dict[str, Any]:
 WRONG: dict[str, tuple[Any, str]] = {
     "not an object": ([1], "must be an object with the lists nodes and links"),
     "no links": ({"nodes": []}, "must be an object with the lists nodes and links"),
-    "a node is a word": ({"nodes": ["Turin"], "links": []}, "node 0 is 'Turin'; it must be an object"),
+    "a node is a word": ({"nodes": ["Turin"], "links": []}, "node 0: 'Turin' must be an object"),
     "no silo": ({"nodes": [{"name": "r", "silo": False}], "links": []}, "no node is a silo"),
-    "silo is a word": (changed(nodes__0__silo="yes"), "silo 'yes' must be true or false"),
+    "silo is a word": (changed(nodes__0__silo="yes"), "silo: 'yes' must be true or false"),
     "name twice": (changed(nodes__1__id="Turin"), "two nodes are called 'Turin'"),
     "unknown end": (changed(links__0__target="Paris"), "link 0 ends at 'Paris', which is no node's name or id"),
-    "zero bandwidth": (changed(links__0__capacity=0), "link 0: capacity is 0; it must be above 0"),
+    "zero bandwidth": (changed(links__0__capacity=0), "link 0: capacity: 0.0 must be above 0"),
     "zero uplink": (changed(nodes__0__uplink="0Gbps"), "node 0: uplink: '0Gbps' is not a bandwidth above 0"),
     "no unit": (changed(nodes__0__uplink="10"), "node 0: uplink: '10' is not a bandwidth"),
-    "negative length": (changed(links__1__km=-3), "link 1: km -3 must be a number from 0"),
-    "latitude": (changed(nodes__0__lat=99), "node 0: lat 99 must be a number from -90 to 90"),
+    "negative length": (changed(links__1__km=-3), "link 1: km: -3.0 must be at least 0"),
+    "latitude": (changed(nodes__0__lat=99), "node 0: lat: 99.0 must be from -90 to 90"),
     "no length": (
         changed(links__1__km=None),
-        "Lyon - router 7. has no length; it needs km, latency_ms, or lat and lon",
+        "Lyon - router 7 has no length; it needs km, latency_ms, or lat and lon",
     ),
 }
 
@@ -221,23 +221,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read("gaent")
     with pytest.raises(UserError, match="latency_mode: unknown name 'per_mile'"):
         line(1).network(1e9, latency_mode="per_mile")  # type: ignore[arg-type]
-
-
-def test_measured_matrices(tmp_path: Path) -> None:
-    latency, bandwidth = tmp_path / "latency.csv", tmp_path / "bandwidth.csv"
-    latency.write_text("A,B,C\n,10,20\n11,,21\n,30,0\n")
-    bandwidth.write_text("A, B ,C\n,100,200\n300,,400\n500,600,\n")
-    net = measured(latency, bandwidth, access=1e9)
-    assert net.names == ("A", "B", "C")
-    np.testing.assert_array_equal(net.connected, [[0, 1, 1], [1, 0, 1], [0, 1, 0]])  # C cannot talk to A
-    assert (net.latency[1, 2], net.core[1, 2]) == (pytest.approx(21e-3), pytest.approx(4e8))
-    np.testing.assert_array_equal(net.uplink, 1e9)
-    bandwidth.write_text("A,C,B\n,,\n,,\n,,\n")
-    with pytest.raises(UserError, match="its silos are not those of"):
-        measured(latency, bandwidth)
-    latency.write_text("A,B\n1,x\n")
-    with pytest.raises(UserError, match="not a CSV file with a header of names"):
-        measured(latency, bandwidth)
-    latency.write_text("A,B\n1,2\n")
-    with pytest.raises(UserError, match="2 names need as many rows and columns"):
-        measured(latency, bandwidth)

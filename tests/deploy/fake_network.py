@@ -24,11 +24,17 @@ from flwr.superlink.grid.http_grid import HttpGrid
 import support
 from turnout import Algorithm, Evaluation, Experiment, Plan, Population, Stopping, Task
 from turnout.config.deployment import Deploy
-from turnout.deploy import enrol, shard
-from turnout.deploy.client import Worker
-from turnout.deploy.enrol import Enrolled, Enrolment
+from turnout.deploy.client import Memory, Worker
+from turnout.deploy.folder import (
+    Enrolled,
+    Enrolment,
+    read_outline,
+    read_shard,
+    write_clients,
+    write_outline,
+    write_shard,
+)
 from turnout.deploy.keys import as_pem
-from turnout.deploy.memory import Memory
 from turnout.deploy.presence import Timeline
 from turnout.deploy.server import Deployment
 from turnout.record.history import History
@@ -169,7 +175,7 @@ class World:
         self.workers = [self.worker(client) for client in range(len(SIZES))]
         self.grid = FakeGrid(self.workers, self.clock)
         self.enrol()
-        shard.write_outline(folder / "outline.safetensors", self.population, 3)
+        write_outline(folder / "outline.safetensors", self.population, 3)
 
     @staticmethod
     def task() -> Task:
@@ -181,18 +187,18 @@ class World:
 
     def worker(self, client: int) -> Worker:
         path = self.folder / f"client{client}"
-        shard.write_shard(path / "shard.safetensors", self.population, client, 3)
-        return Worker(self.experiment(shard.read_shard(path / "shard.safetensors")[1]), Memory(path / "memory"))
+        write_shard(path / "shard.safetensors", self.population, client, 3)
+        return Worker(self.experiment(read_shard(path / "shard.safetensors")[1]), Memory(path / "memory"))
 
     def enrol(self, members: tuple[bool, ...] = (True,) * len(SIZES)) -> None:
         rows = zip(SIZES, members, strict=True)
         tests = self.population.test.counts.tolist() if self.population.test is not None else [None] * len(SIZES)
         clients = [Enrolled(key_of(i), size, None, member, tests[i]) for i, (size, member) in enumerate(rows)]
-        enrol.write(self.folder / "clients.toml", clients)
+        write_clients(self.folder / "clients.toml", clients)
 
     def server(self, rounds: int = 6, every: int = 5, resume: bool = False, **settings: Any) -> Deployment:
         enrolment = Enrolment(self.folder / "clients.toml")
-        _, people = shard.read_outline(self.folder / "outline.safetensors", list(SIZES), **enrolment.columns())
+        _, people = read_outline(self.folder / "outline.safetensors", list(SIZES), **enrolment.columns())
         built = self.experiment(people, rounds)
         self.history, self.events = History(self.folder / "run"), Events()
         self.timeline = Timeline(self.folder / "run" / "arrivals")

@@ -21,8 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from mutations import COUNTS, Parts, honest, mutated
 
-from turnout.deploy.inbox import Reply
-from turnout.deploy.screen import Evaluation, Failed, RejectedError, Training, Update, read
+from turnout.deploy.screen import Evaluation, Failed, RejectedError, Reply, Training, Update, read
 
 # -- what is right ------------------------------------------------------------------------------------------------
 

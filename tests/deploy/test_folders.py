@@ -24,10 +24,10 @@ from typer.testing import CliRunner
 from turnout import UserError
 from turnout.cli.commands import app
 from turnout.config import config
-from turnout.deploy import client, enrol, keys, server_app
-from turnout.deploy.folder import prepare
-from turnout.deploy.memory import Memory
-from turnout.deploy.processes import Child, birth, descendants
+from turnout.deploy import client, keys, server
+from turnout.deploy.client import Memory
+from turnout.deploy.folder import prepare, read_clients
+from turnout.deploy.link import Child, birth, descendants, stop_all
 from turnout.record.run_folder import reseal
 
 SMALL = ["clients.count=3", "run.rounds=2", "local.epochs=1", "sampler.name=full", "engine.threads=1"]
@@ -51,7 +51,7 @@ class KeyedGrid(FakeGrid):
     def __init__(self, folder: Path, clock: Clock) -> None:
         workers = [client.worker(folder / "clients" / str(number)) for number in range(3)]
         super().__init__(workers, clock, (1.0, 2.0, 3.0))
-        self.keys = [enrolled.key for enrolled in enrol.read(folder / "server" / "clients.toml")]
+        self.keys = [enrolled.key for enrolled in read_clients(folder / "server" / "clients.toml")]
 
     def get_nodes(self) -> Any:
         nodes = list(super().get_nodes())
@@ -62,7 +62,7 @@ class KeyedGrid(FakeGrid):
 
 def test_each_machine_gets_its_own_and_nothing_else(folder: Path) -> None:
     rows = [load_file(folder / "clients" / str(number) / "shard.safetensors") for number in range(3)]
-    enrolled = enrol.read(folder / "server" / "clients.toml")
+    enrolled = read_clients(folder / "server" / "clients.toml")
     assert [{"train": len(row["train"]), "test": len(row["test"]), "validation": None} for row in rows] == [
         each.splits for each in enrolled
     ]
@@ -89,7 +89,7 @@ def test_the_authority_vouches_for_the_server_under_its_names_and_for_nobody_els
 
 
 def test_a_node_key_is_the_one_enrolled(folder: Path) -> None:
-    enrolled = enrol.read(folder / "server" / "clients.toml")
+    enrolled = read_clients(folder / "server" / "clients.toml")
     for number, row in enumerate(enrolled):
         key = load_ssh_private_key((folder / "clients" / str(number) / "node.key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -102,7 +102,7 @@ def test_a_node_key_is_the_one_enrolled(folder: Path) -> None:
 def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the app over the folders, in one process."""
     clock, run = Clock(), tmp_path_factory.mktemp("finished") / "run"
-    server_app.serve(KeyedGrid(folder, clock), folder / "server", run, clock=clock.read, sleep=clock.sleep)
+    server.serve(KeyedGrid(folder, clock), folder / "server", run, clock=clock.read, sleep=clock.sleep)
     return run
 
 
@@ -141,8 +141,8 @@ def test_a_mistake_is_told_to_whoever_started_the_server(folder: Path, tmp_path:
     (copy / "config.toml").write_text(text.replace('name = "fedavg"', 'name = "fedavgg"'))
     context = Context(1, 0, {}, RecordDict(), {"folder": str(copy), "run": str(tmp_path / "run")})
     with pytest.raises(UserError, match="fedavgg"):
-        server_app.main(FakeGrid([], Clock()), context)
-    assert "did you mean fedavg?" in (copy / server_app.MISTAKE).read_text()
+        server.main(FakeGrid([], Clock()), context)
+    assert "did you mean fedavg?" in (copy / server.MISTAKE).read_text()
 
 
 def test_a_super_node_without_a_folder_says_so(folder: Path) -> None:
@@ -194,7 +194,7 @@ def test_init_makes_the_folders_and_says_what_it_left_out(tmp_path: Path) -> Non
 def test_a_wrong_row_of_the_table_is_one_sentence(row: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "clients.toml").write_text(f"[[client]]\n{row}\n")
     with pytest.raises(UserError, match=word):
-        enrol.read(tmp_path / "clients.toml")
+        read_clients(tmp_path / "clients.toml")
 
 
 def test_a_child_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_child_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None
     child = Child([sys.executable, "-c", script], tmp_path / "log", dict(os.environ))
     while not (family := descendants(child.pid)):
         pass
-    child.kill()
+    stop_all([child], 0.0)
     assert not child.running()
     assert not [pid for pid in family if birth(pid)]
 

@@ -22,10 +22,9 @@ from test_deployment import ALGORITHMS
 from turnout import Observer, Stopping
 from turnout.cli._command import sentences
 from turnout.core.errors import FailedError, UserError
-from turnout.deploy import server_app
-from turnout.deploy.inbox import Reply
+from turnout.deploy import server
 from turnout.deploy.link import Link
-from turnout.deploy.screen import Rejection
+from turnout.deploy.screen import Rejection, Reply
 
 LIAR = 1
 Parts = dict[str, bytes]
@@ -289,14 +288,14 @@ def test_a_server_that_died_is_one_sentence_and_exit_code_1(
     def fails(*_: Any) -> None:
         raise FailedError("the server failed in round 2 after the answer of client 3 to job 5: KeyError: 'x'")
 
-    monkeypatch.setattr(server_app, "serve", fails)
+    monkeypatch.setattr(server, "serve", fails)
     link = object.__new__(Link)
     link.folder, link.child = tmp_path, SimpleNamespace(running=lambda: True, log=tmp_path / "link.log")  # type: ignore[assignment]
     context: Any = SimpleNamespace(run_config={"folder": str(tmp_path), "run": str(tmp_path / "run")})
 
     def start(*_: Any) -> int:
         with pytest.raises(FailedError):
-            server_app.main(None, context)  # type: ignore[arg-type]
+            server.main(None, context)  # type: ignore[arg-type]
         return 1
 
     monkeypatch.setattr(link, "start", start)

@@ -13,8 +13,7 @@ from typing import Any, Self
 from turnout.config import config
 from turnout.core.files import write_text
 from turnout.deploy.folder import prepare
-from turnout.deploy.link import Link, node
-from turnout.deploy.processes import Child, stop_all
+from turnout.deploy.link import Child, Link, node, stop_all
 from turnout.deploy.replay import difference
 
 CLIENTS = 3

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from real_network import Network, until
 
-from turnout.deploy import enrol, keys
+from turnout.deploy import keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
-from turnout.deploy.link import node
-from turnout.deploy.processes import Child, birth, descendants, environment, free_port, program
+from turnout.deploy.folder import read_clients
+from turnout.deploy.link import Child, birth, descendants, environment, free_port, node, program, stop_all
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_client_killed_in_mid_round(network: Network) -> None:
     def kill(run: Path) -> None:
         until(lambda: (run / "checkpoints" / "000000001.safetensors").exists())
         until(lambda: runs(network.nodes[2].pid, b"flwr-clientapp"))
-        network.nodes[2].kill()
+        stop_all([network.nodes[2]], 0.0)
 
     run = network.run("killed_client", kill)
     network.nodes[2] = network.start(2)
@@ -121,12 +121,12 @@ def test_a_client_that_sends_garbage(network: Network, tmp_path: Path, monkeypat
     """Its node has the right key: the run goes on to its end without it, and the log names it."""
     network.configure("sampler.name=full", "run.rounds=2")
     (tmp_path / "sitecustomize.py").write_text(GARBAGE)
-    network.nodes[1].stop()
+    stop_all([network.nodes[1]])
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
         network.nodes[1] = network.start(1)
     run = network.run("garbage")
-    network.nodes[1].stop()
+    stop_all([network.nodes[1]])
     network.nodes[1] = network.start(1)
     assert result(run)["rounds"] == 2
     outcomes = {(row["client"], row["outcome"]) for row in jobs(run)}
@@ -158,7 +158,7 @@ def test_a_node_with_a_wrong_key_or_without_the_certificate_is_refused(network: 
         assert not (tmp_path / "memory").exists()
     finally:
         for child in strangers:
-            child.stop()
+            stop_all([child])
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -179,5 +179,5 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
             for child in (short_lived.link.child, *short_lived.nodes)
             for pid in (child.pid, *descendants(child.pid))
         ]
-        assert len(enrol.read(short_lived.link.folder / "clients.toml")) == 3
+        assert len(read_clients(short_lived.link.folder / "clients.toml")) == 3
     assert not [pid for pid in family if birth(pid)]

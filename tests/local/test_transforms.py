@@ -166,19 +166,19 @@ def test_bytes_on_the_wire(chain: str, bits: int) -> None:
     """The model has 75 numbers; a population that says what a model takes scales all of it."""
     task, work = Task(mlp, seed=3), local(modifiers=chained(chain))
     assert task.size == 75
-    assert Dispatch(population(), task).bytes_up(work) == bits / 8
-    assert Dispatch(population(model_bytes=75_000), task).bytes_up(work) == round(75_000 * bits / (75 * 32))
-    assert Dispatch(population(), task).bytes_down(work) == 300
+    assert Dispatch(population(), task).demand(work).bytes_up == bits / 8
+    assert Dispatch(population(model_bytes=75_000), task).demand(work).bytes_up == round(75_000 * bits / (75 * 32))
+    assert Dispatch(population(), task).demand(work).bytes_down == 300
 
 
 def test_bytes_of_works_that_send_more_or_less() -> None:
     task = Task(mlp, seed=3)
     dispatch = Dispatch(population(), task)
     controlled = local(modifiers=chained("top_k:0.1")).modified(ControlVariates(torch.zeros(75)))
-    assert dispatch.bytes_up(controlled) == 8 * 8 + 75 * 4
+    assert dispatch.demand(controlled).bytes_up == 8 * 8 + 75 * 4
     body = HeadSGD.extend(local(modifiers=chained("top_k:0.1")))  # 48 of the numbers are not the head's
-    assert dispatch.bytes_up(body) == 5 * 8
-    assert dispatch.bytes_up(local(modifiers=chained("top_k:0.1"), report="loss")) == 8 * 8 + 4
+    assert dispatch.demand(body).bytes_up == 5 * 8
+    assert dispatch.demand(local(modifiers=chained("top_k:0.1"), report="loss")).bytes_up == 8 * 8 + 4
 
 
 def test_uploads_take_less_time_and_the_history_counts_fewer_bytes() -> None:

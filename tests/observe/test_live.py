@@ -13,7 +13,7 @@ from rich.console import Console
 
 from support import experiment
 from turnout import Observer, Result, execute
-from turnout.record.live import BLOCKS, Dashboard, sparkline
+from turnout.record.progress import BLOCKS, Dashboard, sparkline
 from turnout.server.observer import Round
 from turnout.server.server import Server
 

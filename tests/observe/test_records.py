@@ -220,7 +220,7 @@ def test_cut_back(tmp_path: Path) -> None:
     for number in range(3):
         table.append(("round",), [(number,)])
         table.flush()
-    table.cut_back(table.segments[:1])
+    table.cut_back(table.segments[:1], {})
     assert table.read()["round"].tolist() == [0]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["000000.parquet"]
     table.append(("round",), [(7,)])

@@ -11,12 +11,13 @@ import torch
 
 from online.small_worlds import GAUSSIANS, classifiers, drawn, labelled, numbers, task
 from turnout import UserError
-from turnout.theory.mirror import Anytime, Constant, floored, mirror_step
+from turnout.theory.mirror import floored, mirror_step
 from turnout_studies.online.em import em_step, federated_em, weight_gradient
 from turnout_studies.online.environment import GaussianStream, Proportions, gaussian_centres, near
 from turnout_studies.online.learner import FEMOMD, DivergedError
 from turnout_studies.online.regret import follow
 from turnout_studies.online.samples import Samples
+from turnout_studies.online.step_sizes import Anytime, Constant
 
 CENTRES = gaussian_centres(3, 5, 5.0, seed=1)
 START = near(CENTRES, 1 / 16, seed=1)

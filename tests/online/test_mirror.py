@@ -12,7 +12,8 @@ from torch import Tensor
 
 from online.small_worlds import drawn, numbers, weights
 from turnout import UserError
-from turnout.theory.mirror import Anytime, Constant, Horizon, check_floor, floored, mirror_step
+from turnout.theory.mirror import floored, mirror_step
+from turnout_studies.online.step_sizes import Anytime, Constant, Horizon, check_floor
 
 
 def test_golden_step() -> None:

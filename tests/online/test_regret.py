@@ -15,7 +15,6 @@ from torch import Tensor
 from online.small_worlds import GAUSSIANS, drawn, grid, numbers, weights
 from turnout import UserError
 from turnout.core.random import FloatArray
-from turnout.theory.mirror import Anytime
 from turnout_studies.online.baselines import FedOMD, FollowTheLeader, LastStep, LocalEMOMD, StaticFedEM
 from turnout_studies.online.em import mixture_log_prob
 from turnout_studies.online.environment import GaussianStream, Proportions, gaussian_centres, near
@@ -31,6 +30,7 @@ from turnout_studies.online.regret import (
     smoothed,
 )
 from turnout_studies.online.samples import Samples
+from turnout_studies.online.step_sizes import Anytime
 
 
 def of_play(means: Tensor, played: Tensor, truths: Tensor, told: bool = True) -> RegretTracker:

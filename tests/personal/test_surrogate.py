@@ -15,6 +15,7 @@ from torch.func import grad
 
 import turnout
 from turnout import Evaluation, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Task
+from turnout.algorithms._mixtures import weights_of
 from turnout.algorithms.fedem import FedEM
 from turnout.core.random import FloatArray, key, normal, uniform
 from turnout.local.mixture import MixtureTask, responsibilities
@@ -178,7 +179,7 @@ def test_fedem_is_this_framework_with_its_own_problem() -> None:
     for _ in range(4):
         shared, private = server_round(PROBLEM, shared, private, DATA, IMPORTANCE, 3, 0.05)
     torch.testing.assert_close(ended.model, shared, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(run.weights_of(ended.server, np.arange(3)), torch.stack(private), rtol=1e-10)
+    np.testing.assert_allclose(weights_of(ended.server, run.own_work(), np.arange(3)), torch.stack(private), rtol=1e-10)
 
 
 def test_one_component_is_plain_descent() -> None:

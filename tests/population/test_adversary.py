@@ -257,7 +257,7 @@ def silenced_job(**columns: Any) -> tuple[Simulation, Job, Job]:
 
 def test_a_silenced_job_ends_when_its_answer_would_have_come() -> None:
     server, job, calm = silenced_job()
-    assert (job.outcome, job.ends_at, job.heard) == ("silenced", calm.ends_at, True)
+    assert (job.outcome, job.ends_at, job.learnt) == ("silenced", calm.ends_at, True)
     assert (job.seconds, job.bytes, job.progress) == (calm.seconds, calm.bytes, 1.0)
     updates = server.wait()
     assert updates.clients.tolist() == [0]
@@ -272,7 +272,7 @@ def test_a_heartbeat_tells_of_it_later() -> None:
 
 def test_without_detection_nobody_ever_learns() -> None:
     server, job, _ = silenced_job(detection=Detection("none"))
-    assert not job.heard
+    assert not job.learnt
     with pytest.raises(UserError, match="will never be heard of again"):
         server.wait()
 

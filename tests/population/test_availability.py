@@ -123,12 +123,12 @@ def test_presence_and_crashes_are_separate_draws() -> None:
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
-        (lambda: Bernoulli(1.2), "bernoulli: probability is 1.2"),
-        (lambda: Bernoulli(np.array([0.5, np.nan])), "probability of client 1 is nan"),
+        (lambda: Bernoulli(1.2), "availability.probability: 1.2 must be from 0 to 1"),
+        (lambda: Bernoulli(np.array([0.5, np.nan])), r"availability.probability\[1\]: nan"),
         (lambda: Bernoulli(0.5, clock="second"), "did you mean seconds"),  # type: ignore[arg-type]
-        (lambda: Bernoulli(0.5, clock="seconds", interval=0.0), "interval is 0.0"),
-        (lambda: Crashes(-0.1), "crashes: probability is -0.1"),
-        (lambda: Crashes(0.1, clock="seconds"), "crashes: clock"),  # type: ignore[arg-type]
+        (lambda: Bernoulli(0.5, clock="seconds", interval=0.0), "availability.interval: 0.0"),
+        (lambda: Crashes(-0.1), "crashes.probability: -0.1"),
+        (lambda: Crashes(0.1, clock="seconds"), "crashes.clock: unknown name"),  # type: ignore[arg-type]
         (lambda: Detection("heartbeat"), "detection.seconds: 0.0 must be above 0"),
         (lambda: Detection("hartbeat", 1.0), "did you mean heartbeat"),  # type: ignore[arg-type]
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from turnout.local.modifiers import Proximal
 from turnout.server.observer import Observer, Round
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.theory.free_riders import FreeRiding, ou_map
+from turnout_studies.theory.free_riding import FreeRiding, ou_map
 
 WIDE = 20_000  # parameters of the model that noise is measured on
 
@@ -172,7 +172,7 @@ def test_sgd_like_noise_knows_of_fedprox() -> None:
 def test_time_is_the_round_or_the_riders_own() -> None:
     """A rider that is asked for the second time in round 3 goes by either clock."""
 
-    def level(clock: str) -> float:
+    def level(clock: Literal["round", "job"]) -> float:
         lies = DisguisedDecay(clients=[0], clock=clock)
         server = simulation(Idle(), replace(population(), behaviour=lies))
         server.invite([0], local())
@@ -279,8 +279,8 @@ def test_mistakes() -> None:
         (lambda: FreeRider(share=0.5, declared_samples=0), "declared_samples: 0"),
         (lambda: FreeRider(share=0.5, begins=-1), "at least 0"),
         (lambda: DisguisedDecay(share=0.5, decay=-1.0), "behaviour.decay"),
-        (lambda: DisguisedDecay(share=0.5, estimator="std"), "behaviour.estimator"),
-        (lambda: DisguisedDecay(share=0.5, clock="seconds"), "behaviour.clock"),
+        (lambda: DisguisedDecay(share=0.5, estimator="std"), "behaviour.estimator"),  # type: ignore[arg-type]
+        (lambda: DisguisedDecay(share=0.5, clock="seconds"), "behaviour.clock"),  # type: ignore[arg-type]
         (lambda: behaviour.DisguisedConstant(share=0.5, std=0.0), "behaviour.std"),
         (lambda: behaviour.DisguisedSGDLike(share=0.5, curvature=0.0), "behaviour.curvature"),
         (lambda: behaviour.GaussianNoise(share=0.5, scale=-1.0), "behaviour.scale"),

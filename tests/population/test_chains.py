@@ -10,10 +10,19 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from turnout.clients.chains import Bernoulli, Chain, Diurnal, Grouped, Markov, clustered, heterogeneous
+from turnout.clients.chains import (
+    Bernoulli,
+    Chain,
+    Diurnal,
+    Grouped,
+    Markov,
+    clustered,
+    heterogeneous,
+    lowest_correlation,
+)
 from turnout.core.errors import UserError
 from turnout.core.random import key, uniform
-from turnout.theory.chains import lowest_correlation, transition_matrix
+from turnout_studies.theory.chain_algebra import transition_matrix
 
 MANY = np.arange(40_000)
 PAIRS = [
@@ -260,31 +269,31 @@ def test_the_clustered_population() -> None:
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
-        (lambda: Markov(0.9, -0.2), r"markov: correlation is -0.2; it must be from -0.111111 to below 1"),
+        (lambda: Markov(0.9, -0.2), r"availability.correlation is -0.2; it must be from -0.111111 to below 1"),
         (lambda: Markov(np.array([0.5, 0.9]), -0.2), "correlation of client 1 is -0.2.* probability is 0.9"),
         (lambda: Markov(0.5, 1.0), "correlation is 1.0; it must be from -1 to below 1"),
         (lambda: Markov(0.5, np.nan), "correlation is nan"),
-        (lambda: Markov(1.5, 0.0), "markov: probability is 1.5"),
+        (lambda: Markov(1.5, 0.0), "availability.probability: 1.5"),
         (lambda: Markov(np.full(3, 0.5), np.zeros(4)), "probability for 3, correlation for 4"),
-        (lambda: Markov(0.5, 0.5, clock="hours"), "markov: clock"),  # type: ignore[arg-type]
-        (lambda: Markov(0.5, 0.5, interval=0.0), "markov: interval is 0.0"),
-        (lambda: Markov(0.5, 0.5, interval=np.inf), "markov: interval is inf"),
+        (lambda: Markov(0.5, 0.5, clock="hours"), "availability.clock"),  # type: ignore[arg-type]
+        (lambda: Markov(0.5, 0.5, interval=0.0), "availability.interval: 0.0 must be at least a micro"),
+        (lambda: Markov(0.5, 0.5, interval=np.inf), "availability.interval: inf"),
         (lambda: Markov(np.full(3, 0.5), 0.5).online(0, np.arange(4), 0), "given for 3 clients; client 3 has none"),
-        (lambda: Diurnal(0.5, -0.1), "diurnal: amplitude is -0.1"),
-        (lambda: Diurnal(1.1, 0.1), "diurnal: level is 1.1"),
-        (lambda: Diurnal(0.5, 0.1, -0.1), "diurnal: memory is -0.1"),
-        (lambda: Diurnal(0.5, 0.1, zones=0), "diurnal: zones is 0"),
-        (lambda: Diurnal(0.5, 0.1, peak=np.nan), "diurnal: peak is nan"),
-        (lambda: Diurnal(0.5, 0.1, day=0.0), "diurnal.day: 0.0"),
+        (lambda: Diurnal(0.5, -0.1), "availability.amplitude: -0.1"),
+        (lambda: Diurnal(1.1, 0.1), "availability.level: 1.1"),
+        (lambda: Diurnal(0.5, 0.1, -0.1), "availability.memory: -0.1"),
+        (lambda: Diurnal(0.5, 0.1, zones=0), "availability.zones: 0"),
+        (lambda: Diurnal(0.5, 0.1, peak=np.nan), "availability.peak: nan must be finite"),
+        (lambda: Diurnal(0.5, 0.1, day=0.0), "availability.day: 0.0"),
         (lambda: Diurnal(0.5, 0.1, interval=40_000.0), "at most a quarter of a day"),
         (lambda: Grouped(Bernoulli(0.5), 0), "availability.groups: 0 is neither"),
         (lambda: Grouped(Bernoulli(0.5), True), "availability.groups: True is neither"),
         (lambda: Grouped(Bernoulli(0.5), np.array([0, -1])), "availability.groups"),
         (lambda: Grouped(Bernoulli(0.5), np.array([0.5, 1])), "availability.groups"),
         (lambda: Grouped(Bernoulli(0.5), np.arange(3)).online(0, np.arange(4), 0), "client 3 has none"),
-        (lambda: heterogeneous(gap=0.6), "heterogeneous: probability of client 0 is 1.1"),
-        (lambda: heterogeneous(correlated_fraction=(0.5, 2.0)), r"correlated_fraction is \(0.5, 2.0\)"),
-        (lambda: clustered(clusters=0), "clusters is 0"),
+        (lambda: heterogeneous(gap=0.6), r"availability.probability\[0\]: 1.1"),
+        (lambda: heterogeneous(correlated_fraction=(0.5, 2.0)), r"correlated_fraction\[1\]: 2.0"),
+        (lambda: clustered(clusters=0), "clustered.clusters: 0"),
     ],
 )
 def test_impossible_settings_are_refused(build: Callable[[], object], complaint: str) -> None:

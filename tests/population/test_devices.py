@@ -214,11 +214,11 @@ def test_a_table_from_an_array_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("client,time\n0,1\n", "columns client,seconds"),
-        ("client,seconds\n0,fast\n", "columns client,seconds"),
+        ("client,time\n0,1\n", "unknown name 'seconds'"),
+        ("client,seconds\n0,fast\n", "line 2: column seconds is 'fast'"),
         ("client,seconds\n0,1\n0,2\n", "each exactly once"),
         ("client,seconds\n1,1\n2,2\n", "each exactly once"),
-        ("client,seconds\n0,1\n1,-2\n", "client 1 is -2.0"),
+        ("client,seconds\n0,1\n1,-2\n", r"devices.values\[1\]: -2.0"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -246,14 +246,14 @@ def test_a_negative_time_is_refused_and_no_work_takes_none() -> None:
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
-        (lambda: devices.fixed(0.0), "constant: value is 0.0"),
-        (lambda: devices.table([1.0, np.nan]), "client 1 is nan"),
-        (lambda: devices.exponential([1.0, 2.0, -1.0]), "mean of client 2 is -1.0"),
-        (lambda: devices.lognormal(1.0, 0.0), "lognormal: sigma"),
-        (lambda: devices.gaussian(np.inf, 1.0), "gaussian: mean is inf"),
-        (lambda: devices.fx(100, 5), "percent is 100"),
-        (lambda: devices.fx(50, 0), "clients is 0"),
-        (lambda: devices.fixed(1.0, minimum=-1.0), "minimum is -1.0"),
+        (lambda: devices.fixed(0.0), "fixed.seconds: 0.0 must be above 0"),
+        (lambda: devices.table([1.0, np.nan]), r"devices.values\[1\]: nan"),
+        (lambda: devices.exponential([1.0, 2.0, -1.0]), r"exponential.mean\[2\]: -1.0"),
+        (lambda: devices.lognormal(1.0, 0.0), "lognormal.sigma: 0.0"),
+        (lambda: devices.gaussian(np.inf, 1.0), "gaussian.mean: inf"),
+        (lambda: devices.fx(100, 5), "fx.percent: 100 must be at least 0 and below 100"),
+        (lambda: devices.fx(50, 0), "devices.clients: 0"),
+        (lambda: devices.fixed(1.0, minimum=-1.0), "fixed.minimum: -1.0"),
         (lambda: devices.exponential(1.0, rate=True), "infinite; set a positive minimum"),
         (lambda: Devices(Constant(1.0), per="steps"), "did you mean step"),  # type: ignore[arg-type]
         (lambda: Devices(Constant(1.0), each="round"), "allowed: client, job"),  # type: ignore[arg-type]

@@ -215,5 +215,5 @@ def test_regions_that_cannot_be(options: dict[str, Any], words: str) -> None:
 
 
 def test_power_must_be_positive() -> None:
-    with pytest.raises(UserError, match=r"power: speed of client 1 is -1.0; it must be positive and finite"):
+    with pytest.raises(UserError, match=r"power.speed\[1\]: -1.0 must be above 0 and finite"):
         Power(np.array([1.0, -1.0]))

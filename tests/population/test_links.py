@@ -52,11 +52,11 @@ def test_drawn_rates_belong_to_the_client() -> None:
 @pytest.mark.parametrize(
     ("links", "complaint"),
     [
-        (lambda: Links(down=0.0), r"links: down of client 0 is 0.0; it must be a positive rate"),
+        (lambda: Links(down=0.0), r"links.down of client 0 is 0.0; it must be a positive rate"),
         (lambda: Links(down=np.array([1.0, np.nan, 1, 1])), "down of client 1 is nan"),
         (lambda: Links(latency=np.array([0.0, 0, -1, 0])), "latency of client 2 is -1.0"),
         (lambda: Links(down=np.ones(3)), "given for 3 clients; client 3 has none"),
-        (lambda: Links(server=0.0), "server is 0.0"),
+        (lambda: Links(server=0.0), "links.server: 0.0 must be above 0"),
     ],
 )
 def test_impossible_links_are_refused(links: Callable[[], Links], complaint: str) -> None:

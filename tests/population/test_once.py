@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnout.clients import devices
+from turnout.clients.columns import Once
 from turnout.clients.devices import AtLeast, Draw, Evenly, Exponential, Gaussian, LogNormal, sample
 from turnout.clients.links import Links
-from turnout.clients.once import Once
 from turnout.clients.traces import Trace
 from turnout.core import random
 

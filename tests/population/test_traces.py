@@ -228,7 +228,7 @@ def test_a_missing_or_damaged_file_is_a_sentence(tmp_path: Path) -> None:
         (lambda: Trace([0], [np.nan], [5]), "trace: spell 0: from nan"),
         (lambda: Trace([], [], []), "at least one spell"),
         (lambda: Trace([0, 1], [0], [5]), "the same length"),
-        (lambda: Trace([0], [0], [5], shift="some"), "trace: shift"),  # type: ignore[arg-type]
+        (lambda: Trace([0], [0], [5], shift="some"), "trace.shift"),  # type: ignore[arg-type]
         (lambda: Trace([0], [0], [5], assign="rand"), "did you mean random"),  # type: ignore[arg-type]
     ],
 )

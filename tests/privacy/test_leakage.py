@@ -23,8 +23,7 @@ from turnout.core.random import key, normal
 from turnout.local.mixture import MixtureTask
 from turnout.task.models import linear
 from turnout.trust.attacks import attack, membership_scores
-from turnout.trust.exposed import Exposed
-from turnout.trust.leakage import attack_run, finished, three_way
+from turnout.trust.leakage import Exposed, attack_run, finished, three_way
 
 ONE_THREAD = Plan(threads=1)
 RARE = Evaluation(rounds=None)

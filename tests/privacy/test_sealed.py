@@ -18,8 +18,7 @@ from turnout.local.answers import LossReport
 from turnout.local.own import OwnModelSGD
 from turnout.local.sgd import ClientData, LocalSGD, Named
 from turnout.sampling._sampler import Sampler, Selection
-from turnout.server.privacy import Privacy
-from turnout.server.sealed import prying
+from turnout.server.privacy import Privacy, prying
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 

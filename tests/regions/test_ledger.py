@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnout.core.random import IntArray
-from turnout.theory.ledger import Ledger
-from turnout.theory.slack import Counts
+from turnout.theory.slack import Counts, Ledger
 
 
 def ints(*values: int) -> IntArray:

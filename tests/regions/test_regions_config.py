@@ -69,9 +69,9 @@ def test_nobody_asks() -> None:
         ("clients.regions=0", "clients.regions: 0 must be from 1 to the 100 clients"),
         ("clients.regions=[0, 1]", "population.regions: 2 values for 100 clients"),
         ("clients.regions=many", "clients.regions: 'many' is not"),
-        ("power.transmit=-1", "power: transmit is -1.0; it must be positive and finite"),
-        ("links.backhaul=0", "links: backhaul is 0.0; it must be a positive rate"),
-        ("crashes.during=night", "crashes.during: 'night' is not one of work, job"),
+        ("power.transmit=-1", "power.transmit: -1.0 must be above 0 and finite"),
+        ("links.backhaul=0", "links.backhaul: 0.0 must be above 0"),
+        ("crashes.during=night", "crashes.during: unknown name 'night'; allowed: job, work"),
         ("algorithm.slack=late", "algorithm.slack: unknown name 'late'"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnout.record.charts import (
+from turnout.record.views import (
     COLOURS,
     POINTS,
     Line,

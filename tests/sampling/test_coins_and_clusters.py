@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -207,7 +207,7 @@ def no_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_permutation")
 @pytest.mark.parametrize("distance", ["arccos", "l2", "l1"])
 @pytest.mark.parametrize("tree", ["profile", "condensed"])
-def test_worked_example_c(distance: str, tree: str) -> None:
+def test_worked_example_c(distance: Any, tree: Any) -> None:
     """client-sampling.md 4.3: gradients at 0, 90, 2, 92, 180, 181 degrees; l1 and l2 find the same groups."""
     angles = torch.deg2rad(torch.tensor([0.0, 90, 2, 92, 180, 181]))
     sampler = ClusteredSimilarity(3, distance=distance, tree=tree)
@@ -282,7 +282,7 @@ def test_target_by_region_and_without_any() -> None:
 
 
 @pytest.mark.parametrize("options", [{"distance": "cosine"}, {"tree": "average"}])
-def test_unknown_options_of_similarity(options: dict[str, str]) -> None:
+def test_unknown_options_of_similarity(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"sampler.{next(iter(options))}"):
         ClusteredSimilarity(2, **options)
 

@@ -17,9 +17,9 @@ from turnout.sampling._statistics import drawn, statistics
 CIFAR = (np.repeat([100.0, 250, 500, 750, 1000], [10, 30, 30, 20, 10]) / 48_500).tolist()
 
 
-WITHOUT = {"afl", "oort", "optimal", "power_of_choice"} | {
+WITHOUT = {"afl", "oort", "optimal", "power_of_choice", "profiled"} | {
     name for name in registry.names("sampler") if issubclass(registry.find("sampler", name), Presence)
-}  # no closed form: they depend on losses, updates or presence
+}  # no closed form: they depend on losses, updates, profiles or presence
 
 
 def make(name: str, m: int) -> Sampler:

@@ -20,8 +20,7 @@ from turnout import Evaluation, FedAvg, LocalSGD, Observer, Server, Simulation, 
 from turnout.clients.power import Power
 from turnout.core.errors import UserError
 from turnout.record.audit import Audit
-from turnout.record.efficiency import Efficiency
-from turnout.record.energy import Energy
+from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
 from turnout.server.jobs import Crew, Job, together
 from turnout.server.observer import Round
@@ -120,8 +119,7 @@ def test_a_table_keeps_nothing_but_its_rows() -> None:
         s.step(s.wait(), np.full(len(DELAYS), 0.1))
         s._rounds.close(s)
     assert history.jobs is not None
-    assert s._dispatch._of_last is not None
-    kept = weakref.ref(s._dispatch._of_last.seconds)
+    kept = weakref.ref(s._dispatch.demand(work).costs.seconds)
     del s
     gc.collect()
     assert kept() is None

@@ -12,7 +12,7 @@ from turnout import LocalSGD, Policy, devices
 from turnout.aggregation.staleness import check_discount, discount
 from turnout.core.errors import UserError
 from turnout.server.durations import Durations
-from turnout.server.participation import Gaps, rates
+from turnout.server.policy import Gaps, rates
 
 TAU = np.array([1.0, 0.8, 0.6, 0.4, 0.2])
 

@@ -29,6 +29,7 @@ from turnout import (
 from turnout import devices as hardware
 from turnout.core.errors import UserError
 from turnout.local.sgd import ClientData, Named
+from turnout.server.state import load_jobs, save_jobs
 from turnout.task.task import Task
 
 
@@ -482,7 +483,7 @@ def test_named_payloads_and_full_passes(engine: str) -> None:
         x = s.cohort.inputs[mine]
         torch.testing.assert_close(updates["loss"][i], s.task.losses(s.model, x, s.cohort.targets[mine]).mean())
         torch.testing.assert_close(updates["profile"][i], torch.stack([x.mean(0), x.var(0, unbiased=False)]))
-    assert s._dispatch.bytes_up(Profile(0.0)) == 8 * 11
+    assert s._dispatch.demand(Profile(0.0)).bytes_up == 8 * 11
 
 
 def test_state_is_committed_when_the_job_completes_on_the_clock() -> None:
@@ -578,3 +579,14 @@ def test_a_population_of_many_never_touches_those_who_are_not_asked() -> None:
     chosen = s.online().sample(50, 0, "anybody", 7)
     assert len(set(chosen.tolist())) == 50
     assert sum(asked) < 1000
+
+
+def test_jobs_of_version_0_1_are_read() -> None:
+    """There `learnt` was called `heard`."""
+    s = server([1, 5])
+    s.invite([0, 1], local())
+    s._in_flight[1].learnt = False
+    facts, tensors = save_jobs(list(s._in_flight.values()))
+    for row in facts["rows"]:
+        row["heard"] = row.pop("learnt")
+    assert [job.learnt for job in load_jobs(facts, tensors, "cpu")] == [True, False]

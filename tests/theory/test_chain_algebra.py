@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnout.clients.chains import feasible, lowest_correlation
 from turnout.core.errors import UserError
-from turnout.theory.chains import (
-    feasible,
+from turnout_studies.theory.chain_algebra import (
     from_transitions,
     hitting_times,
-    lowest_correlation,
     mixing_time,
     product_chain,
     relaxation_time,

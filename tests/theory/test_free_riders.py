@@ -11,7 +11,7 @@ import torch
 
 from turnout import UserError
 from turnout.core.random import key, normal
-from turnout.theory.free_riders import FreeRiding, ou_map, sgd_map, variance_path
+from turnout_studies.theory.free_riding import FreeRiding, ou_map, sgd_map, variance_path
 
 FAIR = ([100] * 5, 0.5, 1.0, [0, 1, 2, 3, 4])  # samples, retention, noise, optima
 START = 3.0

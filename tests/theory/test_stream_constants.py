@@ -10,7 +10,8 @@ import pytest
 
 from turnout.core.errors import UserError
 from turnout.core.random import generator, key
-from turnout.theory.stream_constants import bound_constants, estimated_ratio, gradient_limit, optimisation_bound
+from turnout.theory.streams import estimated_ratio
+from turnout_studies.theory.stream_constants import bound_constants, gradient_limit, optimisation_bound
 
 FINE: dict[str, Any] = {"D": 2.0, "L": 1.5, "B": 3.0, "lr": 0.1, "steps": 4, "first_round": 0.01}
 

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from turnout.core.errors import UserError
-from turnout.theory.stream_plan import FAR, stream_plan
 from turnout.theory.streams import (
+    FAR,
     STRATEGIES,
     crossover_ratio,
-    equal_groups,
     historical_threshold,
     optimal_importance,
     stream_bound,
+    stream_plan,
 )
+from turnout_studies.stream_weights import equal_groups
 
 SAMPLES, FRESH = [30, 10, 20, 60], [False, False, True, True]
 

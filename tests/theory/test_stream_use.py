@@ -8,7 +8,8 @@ import pytest
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.random import FloatArray, IntArray, generator, key
-from turnout.theory.streams import effective_samples, equal_groups, historical
+from turnout.theory.streams import effective_samples, historical
+from turnout_studies.stream_weights import equal_groups
 from turnout_studies.theory.stream_use import constant_weights, first_use_weights, stream_use
 
 

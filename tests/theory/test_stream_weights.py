@@ -10,7 +10,8 @@ import pytest
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, generator, key
 from turnout.theory import streams as theory
-from turnout.theory.streams import BoolArray, equal_groups, optimal_historical_share, optimal_importance
+from turnout.theory.streams import BoolArray, optimal_historical_share, optimal_importance
+from turnout_studies.stream_weights import equal_groups
 
 NU = (0.05, 0.2, 0.5)
 RATIO = 0.15

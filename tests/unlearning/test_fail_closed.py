@@ -22,12 +22,12 @@ from support import chained, experiment, population
 from turnout import Evaluation, Experiment, FedAvg, FedProx, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.config import registry
 from turnout.record import signed as log
-from turnout.record.ended import files_left, log_of
+from turnout.record.signed import files_left, log_of
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
 from turnout.sampling._sampler import Sampler, Selection
 from turnout.trust import request, verify
-from turnout.trust.assumptions import FAILS, assumptions, heuristic
+from turnout.trust.certificate import FAILS, assumptions, heuristic
 from turnout.trust.forget import SIFU
 
 FIRM: dict[str, Any] = {"convex": True, "smoothness": 4.0}

@@ -22,10 +22,9 @@ import turnout
 from support import population
 from turnout import Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
 from turnout.core import files, random
-from turnout.record import retention
 from turnout.record import signed as log
-from turnout.record.calibration import achieved_delta, achieved_epsilon, noise_ratio
-from turnout.record.unlearning import Unlearning
+from turnout.record.branch import read_model
+from turnout.record.unlearning import Unlearning, achieved_delta, achieved_epsilon, noise_ratio
 from turnout.trust import request, verify
 
 
@@ -279,7 +278,7 @@ def _crash_everywhere(tmp_path: Path, draws: list[int], every: int) -> None:
             FaultyDisk(patch, crash_at, after=crash_at % 2 == 0)
             with pytest.raises(Crash):
                 forgotten(folder, [1])
-        drawn = retention.read_model(start) if start.exists() else None
+        drawn = read_model(start) if start.exists() else None
         if drawn is None:
             assert not path.exists() or "noised" not in path.read_text()  # synced before the log knows of it
         draws.clear()
@@ -289,7 +288,7 @@ def _crash_everywhere(tmp_path: Path, draws: list[int], every: int) -> None:
         certificate = forgotten(folder, [1])
         assert verify.problems(folder) == []
         assert len(draws) == (drawn is None)
-        assert drawn is None or torch.equal(retention.read_model(start), drawn)
+        assert drawn is None or torch.equal(read_model(start), drawn)
         assert certificate["models"]["retraining began with"] not in starts  # no two share their noise
         starts.add(certificate["models"]["retraining began with"])
         assert [entry["event"] for entry in log.read(path)] == list(verify.ENTRIES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnout.record.unlearning import Unlearning
-from turnout.trust.assumptions import ASSUMED, FAILS, HOLDS, UNKNOWN, assumptions, heuristic
+from turnout.trust.certificate import ASSUMED, FAILS, HOLDS, UNKNOWN, assumptions, heuristic
 
 GOOD: dict[str, Any] = {
     "stale_rounds": 0, "unexplained_rounds": 0, "largest_step": 1.0, "largest_lr": 0.5, "everybody": True,

@@ -13,8 +13,7 @@ from torch import nn
 import turnout
 from support import images, population
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Stopping, Task, UserError
-from turnout.record.calibration import noise_ratio
-from turnout.record.unlearning import Unlearning
+from turnout.record.unlearning import Unlearning, noise_ratio
 from turnout_studies.forgetting import baselines
 from turnout_studies.forgetting.watermark import accuracy_on, places, stamped
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from turnout import UserError
-from turnout.record.calibration import achieved_delta, achieved_epsilon, composed, noise_ratio, threshold
+from turnout.record.unlearning import achieved_delta, achieved_epsilon, composed, noise_ratio, threshold
 
 
 @pytest.mark.parametrize(("budget", "ratio"), [((10, 0.01), 0.310751), ((1, 0.01), 3.10751)])

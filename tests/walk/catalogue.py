@@ -6,7 +6,7 @@ What is in a signature is a section's options; which words an option takes, the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -23,12 +23,12 @@ from turnout.clients.links import Links
 from turnout.clients.memories import MEMORIES
 from turnout.clients.population import Population
 from turnout.clients.power import Power
-from turnout.config import config, registry
+from turnout.config import config, kinds, registry
 from turnout.config.options import options_of
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
-from turnout.peers.settings import NetworkSettings
+from turnout.peers.design import NetworkSettings
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
 from turnout.server.privacy import Privacy
@@ -49,15 +49,15 @@ BASE: config.Settings = {
     "sampler": {"name": "md", "clients_per_round": 3},
     "engine": {"threads": 1},
 }
-_NAMED: dict[str, dict[str, Callable[..., Any]]] = {
+_NAMED: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data": {name: datasets.loader(name) for name in datasets.names()},
     "partition": PARTITIONS,
     "stream": ARRIVALS,
     "memory": dict(MEMORIES),
-    "devices": config.DEVICES,
-    "availability": config.AVAILABILITY,
-    "adversary": config.ADVERSARIES,
-    "behaviour": config.BEHAVIOURS,
+    "devices": kinds.DEVICES,
+    "availability": kinds.AVAILABILITY,
+    "adversary": kinds.ADVERSARIES,
+    "behaviour": kinds.BEHAVIOURS,
     "model": MODELS,
     "algorithm": {name: registry.find("algorithm", name) for name in registry.names("algorithm")},
     "sampler": {name: registry.find("sampler", name) for name in registry.names("sampler")},
@@ -90,6 +90,7 @@ _NEEDS: dict[tuple[str, str], config.Settings] = {
     ("algorithm", "hierfavg"): {"algorithm": {"deadline": 5.0}},
     ("algorithm", "hybridfl"): {"algorithm": {"deadline": 5.0}},
     ("algorithm", "fedprof"): {"algorithm": {"clients_per_round": 3}, "clients": {"validation_fraction": 0.2}},
+    ("sampler", "profiled"): {"sampler": {"clients_per_round": 3}, "clients": {"validation_fraction": 0.2}},
     ("algorithm", "fedbuff"): {"algorithm": {"buffer_size": 2}},
     ("adversary", "largest_norm"): {"adversary": {"budget": 0.3}},
     ("adversary", "random"): {"adversary": {"budget": 0.3}},
@@ -180,8 +181,8 @@ def needs_files(section: str, thing: str) -> bool:
 
 def things() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Section, name ("" where the section has none) and constructor of everything that needs no file."""
-    for section, kinds in _NAMED.items():
-        for name, function in kinds.items():
+    for section, things in _NAMED.items():
+        for name, function in things.items():
             if not needs_files(section, name):
                 yield section, name, function
     for section, function in _PLAIN.items():

@@ -12,6 +12,7 @@ from typing import Any
 from catalogue import settings
 
 from turnout.config import config, registry
+from turnout.config.kinds import PARTS
 from turnout.core.errors import UserError
 from turnout.run.experiment import execute
 
@@ -59,7 +60,7 @@ PERSONAL = (
 
 def cells() -> list[Cell]:
     """Every algorithm with every part by name."""
-    names = {section: list(kinds) for section, kinds in config.PARTS.items()} | {"modifiers": list(MODIFIERS)}
+    names = {section: list(kinds) for section, kinds in PARTS.items()} | {"modifiers": list(MODIFIERS)}
     return [
         (algorithm, section, name)
         for algorithm in registry.names("algorithm")

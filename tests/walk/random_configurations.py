@@ -30,7 +30,7 @@ import catalogue
 
 import turnout
 from turnout import UserError
-from turnout.config import config
+from turnout.config import config, written
 from turnout.config.options import shown
 
 SECONDS = 8
@@ -85,7 +85,7 @@ def _change(chance: random.Random, base: config.Settings, section: str) -> str:
         return f"{chance.choice(['', 'x', 'é', 'run', option.section])}.{chance.choice(['', 'x', 'é', 'a.b'])}=1"
     values = catalogue.values(option)
     if kind < 0.4 and values:
-        return f"{option.section}.{option.name}={config._value(chance.choice(values))}"
+        return f"{option.section}.{option.name}={written._value(chance.choice(values))}"
     return f"{option.section}.{option.name}={chance.choice(NUMBERS if chance.random() < 0.6 else OTHERS)}"
 
 

@@ -189,6 +189,7 @@ OF_SAMPLERS: dict[str, Options] = {
     "power_of_choice": {"candidates": 6},
     "poisson_binomial": {"cap": True},
     "cafed": {"bias_weight": 0.01, "floor": "zero"},
+    "profiled": {"reference": normal(key(1, "test reference"), 100).reshape(20, 5)},
 }  # what a population of eight needs
 PRESENCE = {"estimator": "beta"}
 SAMPLERS: dict[str, Case] = {
@@ -220,7 +221,7 @@ SAMPLERS: dict[str, Case] = {
     "cap": Case(False),
     "candidates": Case(4),
     "groups": Case([0, 0, 1, 1, 0, 0, 1, 1]),
-}
+} | {option: case for (name, option), case in OF_ONE.items() if name == "fedprof" and option != "clients_per_round"}
 
 # what is refused when it is made, or before anything is trained
 REFUSED = {
@@ -235,7 +236,10 @@ REFUSED = {
     ("scaffold", "local", "momentum"),
     ("poisson_binomial", "sampler", "cap"),
 }
-HIDDEN = {("fedprof", "algorithm", "cipher")}  # what the server can read is no part of what comes out
+HIDDEN = {
+    ("fedprof", "algorithm", "cipher"),
+    ("profiled", "sampler", "cipher"),
+}  # what the server can read is no part of what comes out
 (REFUSED if find_spec("faiss") is None else HIDDEN).add(("knn_per", "algorithm", "index"))  # finds the same neighbours
 
 

@@ -14,7 +14,7 @@ from turnout.config.help import help_of
 
 THINGS: dict[tuple[str, str], Callable[..., Any]] = {
     (kind.section.format(name), name): made for kind in kinds.KINDS.values() for name, made in kind.things().items()
-} | {(section, ""): made for section, made in kinds.SECTIONS.items()}
+} | {(section, ""): made for section, made in kinds.PLAIN.items()}
 LINES = {
     (section, name): {option.name: option.help for option in kinds.options(section, made)}
     for (section, name), made in THINGS.items()

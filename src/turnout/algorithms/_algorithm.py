@@ -13,9 +13,10 @@ from turnout.aggregation.optimisers import Step
 from turnout.aggregation.remember import LastUpdate
 from turnout.aggregation.rules import Rule
 from turnout.aggregation.weights import Weigh
-from turnout.core.errors import UserError
+from turnout.core.errors import UserError, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
+from turnout.local.modifiers import Modifier
 from turnout.local.serving import Serve
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import Wait
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 
 _PART: dict[str, bool] = {"part": True}  # a value with options of its own, from a section of its own
+PARTS = {"wait": Wait, "weigh": Weigh, "remember": LastUpdate, "rule": Rule, "optimiser": Step, "serve": Serve}
+LAW = ("weigh", "remember", "rule", "optimiser")  # the parts of `turnout.server.law`
+_OWN = {"optimiser.lr": "algorithm.server_lr"}  # options of its own parts, as they are given
+_OWN |= {f"{part}.": "algorithm." for part in (*PARTS, "sampler", "local.proximal")}
 
 
 @dataclass
@@ -36,14 +41,17 @@ class Algorithm(Spelt):
     """A dataclass. Fields given to the constructor are options; fields with `init=False` are state and are saved in
     every checkpoint (numbers, strings, tensors). Between two rounds there is no other state.
 
-    Every method takes parts, each in the place of what it has of its own: `wait` closes rounds, `weigh` makes other
-    weights of its weights, `remember` lets silent clients count with their last update, `rule` takes the place of the
-    weighted sum, `optimiser` of the server's step, `serve` of what clients serve. One without a use is refused.
+    Every method takes parts, each in the place of what it has of its own (`own_wait`, `own_weigh`, ...): `wait` closes
+    rounds, `weigh` makes other weights of its weights, `remember` lets silent clients count with their last update,
+    `rule` takes the place of the weighted sum, `optimiser` of the server's step, `serve` of what clients serve. One
+    without a use is refused.
     """
 
+    section: ClassVar[str] = "algorithm"
     waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
     cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
+    given_as: ClassVar[dict[str, str]] = {}  # its options, by those of its own parts, where they are called otherwise
 
     # What clients may go on from (`KEEP`): nothing, work that was interrupted, or also the models they ended with.
     clients_keep: ClassVar[Literal["nothing", "unfinished", "models"]] = "nothing"
@@ -62,20 +70,21 @@ class Algorithm(Spelt):
     serve: Serve | None = field(default=None, kw_only=True, metadata=_PART)
 
     def __post_init__(self) -> None:
-        """Raise where a part or an option has no use, or something of the local work given would be dropped."""
-        kind = type(self).__name__
-        self._check_parts(kind)
+        """Raise where a part or an option has no use or is out of range, or something of the local work is dropped."""
+        self._check_parts(type(self).__name__)
+        local = getattr(self, "local", None)
+        if self.trains is not None and isinstance(local, LocalSGD) and type(local) is not LocalSGD:
+            raise local.lost_to(f"the {self.trains.__name__} of {type(self).__name__}")
+        with renamed(_OWN), renamed(self.given_as):
+            self.check_own()
         for name, why in self.unused().items():
             part = next(part for part in fields(self) if part.name == name)
             given = getattr(self, name)
             if given != (part.default if part.default_factory is MISSING else part.default_factory()):
                 shown = given if isinstance(given, int | float) else repr(given)[:60]
                 raise UserError(f"algorithm.{name}: {shown}, which would change nothing {why}; leave it out")
-        local = getattr(self, "local", None)
         if not isinstance(local, LocalSGD):
             return
-        if self.trains is not None:
-            self.needs_plain_work(local, self.trains)
         served = type(local).predict is not LocalSGD.predict or type(local).prepare is not LocalSGD.prepare
         if served and all(part.__module__.startswith("turnout.") for part in (self.predictor, self.adaptation)):
             raise UserError(
@@ -85,19 +94,17 @@ class Algorithm(Spelt):
 
     def _check_parts(self, kind: str) -> None:
         """Raise where a part is of another kind, has no use, or two of them exclude each other."""
-        kinds = {"weigh": Weigh, "remember": LastUpdate, "rule": Rule, "optimiser": Step, "serve": Serve}
-        for name, wanted in kinds.items():
+        for name, wanted in PARTS.items():
             given = getattr(self, name)
-            if given is None or isinstance(given, str):
+            if given is None or isinstance(given, str) or name == "wait":
                 continue
             if not isinstance(given, wanted):
                 raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
         if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
-            why = (
-                "closes its rounds by a rule of its own" if self.waits is None else f"waits with {self.waits.__name__}"
-            )
+            rule = "closes its rounds by a rule of its own"
+            why = rule if self.waits is None else f"waits with {self.waits.__name__}"
             raise UserError(f"wait: {kind} {why}, not with {type(self.wait).__name__}; leave it out")
         if self.weigh is not None and self.remember is not None:
             raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
@@ -110,15 +117,21 @@ class Algorithm(Spelt):
                 found |= dict.fromkeys(options, f"beside the {name} given, which has its own options")
         return found | dict.fromkeys(self.no_use_for, f"in {type(self).__name__}")
 
-    def needs_plain_work(self, local: LocalSGD, kind: type[LocalSGD]) -> None:
-        """Raise unless that kind of work can be made of the local one without loss."""
-        if type(local) is not LocalSGD:
-            raise local.lost_to(f"the {kind.__name__} of {type(self).__name__}")
+    def check_own(self) -> None:
+        """Raise where the options of its own parts are out of range: each is made once."""
+        for part in (self.own_weigh, self.own_optimiser, self.own_serve, self.own_work, self.own_modifiers):
+            part()
+        if self.wait is None:
+            self.own_wait()
+        if not isinstance(self.rule, Rule):
+            self.own_rule()
 
     @property
     def time_limit(self) -> float | None:
-        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option."""
-        return getattr(self if self.wait is None else self.wait, "deadline", None)
+        """Seconds that a round waits for clients once the models are out: `deadline`, where there is such an option, or
+        what a method has chosen in its place."""
+        given = getattr(self if self.wait is None else self.wait, "deadline", None)
+        return getattr(self, "chosen_deadline", None) if given is None else given
 
     def begin(self, server: Server) -> None:
         """Once, before the first round; never again on resume."""
@@ -126,6 +139,12 @@ class Algorithm(Spelt):
     def run(self, server: Server) -> None:
         """The loop over `server.rounds()`."""
         raise NotImplementedError
+
+    # -- what a method has of its own -------------------------------------------------------------------------
+
+    def own_wait(self) -> Wait | None:
+        """When a round closes, unless `wait` is given; None: by a rule of its own."""
+        return None
 
     def own_optimiser(self) -> Step:
         """What the server does with the aggregated difference, unless an `optimiser` is given."""
@@ -139,6 +158,23 @@ class Algorithm(Spelt):
         """What other weights are made of the method's, unless `weigh` is given."""
         return None
 
+    def own_serve(self) -> Serve | None:
+        """What clients serve, unless `serve` is given; None: see `predictor` and `adaptation`."""
+        return None
+
+    def own_modifiers(self) -> tuple[Modifier, ...]:
+        """What is added to the local work, after the modifiers that it has."""
+        return ()
+
+    def own_work(self) -> LocalSGD | None:
+        """What clients train, and serve by its `predict`, where that is another work made of the local one."""
+        return None
+
+    def modified(self, work: LocalSGD) -> LocalSGD:
+        """A local work with the method's own modifiers."""
+        own = self.own_modifiers()
+        return work.modified(*own) if own else work
+
     def stepping(self, server: Server) -> LocalSGD:
         """The local work whose steps are counted: that which clients are asked for now."""
         work: LocalSGD = self.local  # type: ignore[attr-defined]
@@ -146,9 +182,10 @@ class Algorithm(Spelt):
 
     def served(self, unseen: bool) -> tuple[LocalSGD | None, LocalSGD | None]:
         """What a client adapts the global model with before it serves, and the work whose `predict` serves it."""
-        if self.serve is None:
+        serve = self.own_serve() if self.serve is None else self.serve
+        if serve is None:
             return self.adaptation(unseen), self.predictor()
-        return self.serve.adaptation(self.local), None  # type: ignore[attr-defined]
+        return serve.adaptation(self.local), None  # type: ignore[attr-defined]
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         """The waiting policy that round `version` follows, where the algorithm is one."""
@@ -172,7 +209,7 @@ class Algorithm(Spelt):
 
     def predictor(self) -> LocalSGD | None:
         """The local work whose `predict` serves the clients, where they do not all serve the global model."""
-        return None
+        return self.own_work()
 
     def adaptation(self, unseen: bool) -> LocalSGD | None:
         """What a client does with the global model and its own training samples before it serves, where that is more

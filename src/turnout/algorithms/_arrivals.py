@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
-
-import numpy as np
 
 from turnout.aggregation.rules import Rule
 from turnout.aggregation.staleness import check_discount, discount
 from turnout.aggregation.weights import Weigh
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds, renamed
+from turnout.core.allowed import Count, Seconds, WholeNumber
+from turnout.core.errors import UserError, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.server.closing import Arriving, EachArrival, Wait, Window
+from turnout.server.closing import Arriving, EachArrival, Window
 from turnout.server.durations import Durations
-from turnout.server.jobs import CRASHED, LEFT
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-
-_RESOLUTION = 2e-6  # seconds: an availability model tells times apart by microseconds
 
 
 @dataclass
@@ -34,18 +29,15 @@ class Arrivals(Algorithm):
     those who are online then."""
 
     restarts_crashed = True
-    waits: ClassVar[type[Wait] | None] = Arriving
-    names: ClassVar[dict[str, str]] = {}  # of options of its own wait, by those of the part
+    waits = Arriving
 
     local: LocalSGD
-    max_staleness: int | None = None  # versions: older updates are dropped; none: none is
+    max_staleness: WholeNumber | None = None  # versions: older updates are dropped; none: none is
     staleness_discount: str = "none"  # none, polynomial or hinge: how weights shrink with staleness
     discount_rate: float = 0.5  # how fast they shrink: polynomial (s + 1)^-rate
     discount_from: float = 0.0  # versions: the staleness from which hinge shrinks
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
-    concurrency: int | None = field(default=None, kw_only=True)  # clients at work at once; none: all
-    absent: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
-    back_at: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # of the absent: seconds, or later
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
+    concurrency: Count | None = field(default=None, kw_only=True)  # clients at work at once; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,24 +49,15 @@ class Arrivals(Algorithm):
                     "same; leave it out, or wait with a buffer"
                 )
         check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
-        check_seconds("algorithm.retry", self.retry)
-        if self.concurrency is not None and self.concurrency < 1:
-            raise UserError(f"algorithm.concurrency: {self.concurrency} must be at least 1")
-        with renamed(self.names if self.wait is None else {}):
+        with renamed(self.given_as if self.wait is None else {}):
             self.closing.check(self.concurrency)
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise UserError(f"algorithm.max_staleness: {self.max_staleness} must be at least 0")
 
     @cached_property
     def closing(self) -> Arriving:
         """When a round closes."""
-        if isinstance(self.wait, Arriving):
-            return self.wait
-        with renamed(self.names):
-            return self.own_wait()
+        return self.wait if isinstance(self.wait, Arriving) else self.own_wait()
 
     def own_wait(self) -> Arriving:
-        """When a round closes, unless `wait` is given: at each arrival."""
         return EachArrival()
 
     def unused(self) -> dict[str, str]:
@@ -82,7 +65,7 @@ class Arrivals(Algorithm):
         return super().unused() | rest
 
     def policy(self, durations: Durations, version: int = 0) -> Policy:
-        with renamed(self.names if self.wait is None else {}):
+        with renamed(self.given_as if self.wait is None else {}):
             return self.closing.policy(durations, version, self.concurrency)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
@@ -91,10 +74,9 @@ class Arrivals(Algorithm):
 
     def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
         """What these clients do."""
-        return self.local
+        return self.modified(self.local)
 
     def begin(self, server: Server) -> None:
-        self.absent, self.back_at = np.zeros(0, np.int64), np.zeros(0)
         durations = server.durations(self.local)
         first = server.population.ids if self.concurrency is None else self._drawn(server, self.concurrency)
         self._invite(server, first, self.policy(durations), durations)
@@ -107,7 +89,7 @@ class Arrivals(Algorithm):
             if not len(arrived) and policy.window is None:
                 arrived += server.wait(seconds=self.retry)
             self.aggregate(server, self._fresh(server, arrived), policy, durations)
-            self._invite(server, self._idle(server, arrived, policy), policy, durations)
+            self._invite(server, self._idle(server, arrived), policy, durations)
 
     def discounted(self, weights: FloatArray, updates: Updates) -> FloatArray:
         """The weights after the staleness discount."""
@@ -123,25 +105,11 @@ class Arrivals(Algorithm):
             server.log("stale_update", client=client, staleness=staleness)
         return arrived.select(~old)
 
-    def _idle(self, server: Server, arrived: Updates, policy: Policy) -> IntArray:
-        """Who delivered or crashed (unless it restarts by itself), and who is back; or whoever is drawn."""
-        if self.concurrency is not None:
-            return self._drawn(server, self.concurrency - server.in_flight)
-        delivered = arrived.clients[:0] if policy.restart else arrived.clients
-        if not len(arrived.failed) and not len(self.absent):
-            return delivered
-        reasons = np.array(arrived.failed.reasons, object)
-        crashed, left = reasons == CRASHED, reasons == LEFT
-        gone = arrived.failed.clients[~crashed & ~left]
-        delivered = np.concatenate([delivered, arrived.failed.clients[crashed & ~arrived.failed.standing]])
-        if not len(gone) and not (self.back_at < server.now + _RESOLUTION).any():
-            return delivered
-        absent, back_at = np.concatenate([self.absent, gone]), np.append(self.back_at, np.full(len(gone), server.now))
-        due = np.flatnonzero(back_at < server.now + _RESOLUTION)
-        back = server.online().contains(absent[due])
-        back_at[due[~back]] = server.online().back_at(absent[due[~back]])
-        self.absent, self.back_at = np.delete(absent, due[back]), np.delete(back_at, due[back])
-        return np.concatenate([delivered, absent[due[back]]])
+    def _idle(self, server: Server, ended: Updates) -> IntArray:
+        """Who begins a job: whoever can, or with `concurrency` whoever is drawn for the places that are free."""
+        if self.concurrency is None:
+            return server.idle_after(ended)
+        return self._drawn(server, self.concurrency - server.in_flight)
 
     @staticmethod
     def _drawn(server: Server, size: int) -> IntArray:

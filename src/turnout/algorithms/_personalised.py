@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.local.sgd import LocalSGD
-from turnout.server.durations import Durations
-from turnout.server.policy import Policy
 
 
 @dataclass
@@ -16,17 +14,9 @@ class Personalised(FedAvg):
     """FedAvg with another local work. A client that never trained makes itself a model from the global one, which it
     does not change, in `tuning_epochs` passes before it serves."""
 
-    tuning_epochs: int = 1  # passes in which a client never seen makes itself a model
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tuning_epochs < 1:
-            raise UserError(f"algorithm.tuning_epochs: {self.tuning_epochs} must be at least 1")
+    tuning_epochs: Count = 1  # passes in which a client never seen makes itself a model
 
     @property
     def tuning(self) -> LocalSGD:
         """How much a client trains before it serves."""
         return self.local.bind({"epochs": self.tuning_epochs, "steps": None})
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        return None  # its work takes longer than that of FedAvg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm, expected_deadline
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Fraction, Seconds
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
@@ -23,23 +24,15 @@ class Regional(Algorithm):
     answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
     client is expected to need. Without regions there is one edge."""
 
+    cannot: ClassVar[dict[str, str]] = dict.fromkeys(("weigh", "rule", "remember"), "averages models in regions")
+
     local: LocalSGD
-    deadline: float | None = None  # seconds after the models are out; none: what the slowest client is expected to need
-    fraction: float = 0.3  # share of an edge's clients that is selected
+    deadline: Seconds | None = None  # after the models are out, in seconds; none: what the slowest is expected to need
+    fraction: Fraction = 0.3  # share of an edge's clients that is selected
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
     region: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     names: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [M] as the population has them
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [M, P]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds("algorithm.deadline", self.deadline)
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
-
-    @property
-    def time_limit(self) -> float | None:
-        return self.chosen_deadline if self.deadline is None else self.deadline
 
     def begin(self, server: Server) -> None:
         if self.deadline is None:
@@ -87,11 +80,13 @@ class Regional(Algorithm):
         """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""
         server.wait(of=[], seconds=server.backhaul_seconds(len(self.models), self.local))
 
-    def by_region(self, updates: Updates, weights: FloatArray) -> Tensor:
-        """`[M, P]` weighted sums of the models that each region's clients returned."""
+    def take_in(self, updates: Updates, shares: FloatArray, idle: FloatArray, before: Tensor) -> None:
+        """Let each region's model be a weighted sum of those that its clients returned, by their shares, and of the one
+        `before`, by what is idle of it `[M]`."""
         rows = np.zeros((len(self.models), len(updates)))
-        rows[self.region[updates.clients], np.arange(len(updates))] = weights
-        return torch.as_tensor(rows).to(self.models) @ updates.returned()
+        rows[self.region[updates.clients], np.arange(len(updates))] = shares
+        submitted = torch.as_tensor(rows).to(self.models) @ updates.returned()
+        self.models = submitted + torch.as_tensor(idle).to(self.models)[:, None] * before
 
     def over_regions(self, weights: FloatArray) -> Tensor:
         """`[P]` weighted sum of the regional models."""

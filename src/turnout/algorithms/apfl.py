@@ -6,13 +6,10 @@ Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, algorit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError
+from turnout.core.allowed import Share
 from turnout.local.own import InterpolatedSGD
-from turnout.local.sgd import LocalSGD
-from turnout.server.server import Server
 
 
 @dataclass
@@ -23,21 +20,13 @@ class APFL(Personalised):
     v begins there.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = InterpolatedSGD
+    reads_updates = False
+    trains = InterpolatedSGD
 
-    alpha: float = 0.5  # share of the client's own model in what it serves: 0 is FedAvg, 1 local training
+    alpha: Share = 0.5  # share of the client's own model in what it serves: 0 is FedAvg, 1 local training
     adaptive: bool = False  # whether every client finds its own alpha by gradient steps
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"algorithm.alpha: {self.alpha} must be from 0 to 1")
-
-    def work(self, server: Server) -> LocalSGD:
-        return self.predictor()
-
-    def predictor(self) -> InterpolatedSGD:
+    def own_work(self) -> InterpolatedSGD:
         return InterpolatedSGD.extend(self.local, alpha=self.alpha, adaptive=self.adaptive)
 
     def adaptation(self, unseen: bool) -> InterpolatedSGD | None:

@@ -7,21 +7,19 @@ clients updates", JMLR 2023, section 4.3 (algorithm 1 with the weights of table 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Literal
 
 from turnout.aggregation.optimisers import Step
 from turnout.algorithms._arrivals import Arrivals
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.closing import EachArrival
 from turnout.server.durations import Durations
-from turnout.server.participation import Gaps, rates
-from turnout.server.policy import Policy
+from turnout.server.policy import Gaps, Policy, rates
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-
-RULES = ("unbiased", "measured", "naive", "learning_rate")
 
 
 @dataclass
@@ -34,22 +32,19 @@ class AsyncFedAvg(Arrivals):
     the clients' learning rates by p_i / f_i instead, the same for one local step. With `concurrency`, f_i is measured.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = {"optimiser": ("server_lr",)}
+    reads_updates = False
+    of_part = {"optimiser": ("server_lr",)}
 
-    weight_rule: str = "unbiased"  # unbiased (p / f), measured, naive or learning_rate
-    server_lr: float = 1.0  # how far the server goes along an update
+    weight_rule: Literal["unbiased", "measured", "naive", "learning_rate"] = "unbiased"  # unbiased: p / f
+    server_lr: Positive = 1.0  # how far the server goes along an update
     gaps: Gaps = field(default_factory=Gaps, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_rule not in RULES:
-            raise unknown("algorithm.weight_rule", self.weight_rule, RULES)
         if self.weight_rule == "learning_rate" and not isinstance(self.closing, EachArrival):
             raise UserError("algorithm.weight_rule: learning_rate is a correction for async_fedavg only")
         if self.weight_rule == "learning_rate" and self.concurrency is not None:
             raise UserError("algorithm.weight_rule: learning_rate needs rates that concurrency leaves to chance")
-        check_positive("algorithm.server_lr", self.server_lr)
         self._inverse_rates: dict[Policy, FloatArray] = {}  # of the policy in force
 
     def begin(self, server: Server) -> None:
@@ -77,7 +72,7 @@ class AsyncFedAvg(Arrivals):
 
     def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
         if self.weight_rule != "learning_rate":
-            return self.local
+            return super().work(clients, policy, durations, importance)
         factors = importance[clients] * self.inverse_rates(policy, durations)[clients]
         return self.local.bind({"lr": self.local.lr * factors})
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
 from turnout.sampling._sampler import Sampler
 from turnout.sampling.full import Full
-from turnout.server.closing import Wait
 
 
 @dataclass
@@ -18,14 +16,14 @@ class Centralised(FedAvg):
 
     Every sample counts the same, so where importance is not `samples` it minimises another objective."""
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "remember": "has one client, which is always heard",
         "rule": "has one client",
         "weigh": "has one client",
         "serve": "trains one machine on everybody's data, and the clients none",
     }
-    waits: ClassVar[type[Wait] | None] = None
-    no_use_for: ClassVar[tuple[str, ...]] = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
+    waits = None
+    no_use_for = ("sampler", "wait_for", "wait_for_crashed", "retry", "normalise")
 
     sampler: Sampler = field(default_factory=Full)  # there is one client to ask
 

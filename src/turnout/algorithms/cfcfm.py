@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Fraction, Seconds
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -26,46 +25,42 @@ class CFCFM(Algorithm):
     in the round before comes first. What the others did is charged and lost. A round that finds
     nobody online takes `retry` seconds."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     local: LocalSGD
-    fraction: float = 0.3  # share of the clients whose answers close a round
-    deadline: float | None = None  # seconds after the models are out; none: no limit
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    fraction: Fraction = 0.3  # share of the clients whose answers close a round
+    deadline: Seconds | None = None  # seconds after the models are out; none: no limit
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
     last_picked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"algorithm.fraction: {self.fraction} must be above 0 and at most 1")
-        for name in ("deadline", "retry"):
-            check_seconds(f"algorithm.{name}", getattr(self, name))
 
     def begin(self, server: Server) -> None:
         self.last_picked = np.zeros(server.population.size, bool)
 
     def run(self, server: Server) -> None:
+        quota = math.ceil(round(self.fraction * server.population.size, 9))
         for _ in server.rounds():
             invited = server.online().ids
             invited = invited[server.importance[invited] > 0]
             server.invite(invited, self.local)
-            picked = self.pick(server, len(invited))
+            limit = math.inf if self.deadline is None else self.deadline + server.push_seconds(len(invited), self.local)
+            picked = first_come(server, quota, self.last_picked, limit if len(invited) else self.retry)
             server.wait(seconds=0)  # who answered and was not picked
             server.cancel(invited)
             server.step(picked, server.importance[picked.clients])
             self.last_picked[:] = False
             self.last_picked[picked.clients] = True
 
-    def pick(self, server: Server, invited: int) -> Updates:
-        """The first of those not picked last time and, where they do not fill the quota, of the others."""
-        if not invited:
-            return server.wait(seconds=self.retry)
-        quota = math.ceil(round(self.fraction * server.population.size, 9))
-        limit = math.inf
-        if self.deadline is not None:
-            limit = server.now + self.deadline + server.push_seconds(invited, self.local)
-        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit - server.now)
-        if len(picked) < quota:
-            left = max(0.0, limit - server.now)
-            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
-        return picked
+
+def first_come(
+    server: Server, quota: int, last_picked: NDArray[np.bool_], seconds: float, patient: bool = False
+) -> Updates:
+    """The first of those not picked last time and, where they do not fill the quota, of the others; all within so many
+    seconds, which are waited out before the others come in where the server is `patient`."""
+    close = server.now + seconds
+    picked = server.wait(quota, of=np.flatnonzero(~last_picked), seconds=seconds)
+    if len(picked) < quota:
+        if patient:
+            server.wait(of=[], seconds=max(0.0, close - server.now))
+        left = max(0.0, close - server.now)
+        picked += server.wait(quota - len(picked), of=np.flatnonzero(last_picked), seconds=left)
+    return picked

@@ -7,7 +7,6 @@ constraints", IEEE TNNLS 2021, algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +14,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
+from turnout.algorithms._algorithm import LAW
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError
 from turnout.local.clusters import ClusterModel
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
@@ -34,22 +35,14 @@ class ClusteredFL(FedAvg):
     is the mean over all clients.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "remember": "has as many models as clusters",
-        "rule": "has as many models as clusters",
-        "optimiser": "has as many models as clusters",
-        "weigh": "has as many models as clusters",
-        "serve": "has as many models as clusters",
-    }
+    cannot = dict.fromkeys((*LAW, "serve"), "has as many models as clusters")
     sampler: Sampler = field(default_factory=Full, init=False)
-    tol_1: float = 0.4  # norm: a cluster is split once its mean update is shorter
-    tol_2: float = 1.6  # norm: and one of its updates is longer
+    tol_1: Positive = 0.4  # norm: a cluster is split once its mean update is shorter
+    tol_2: Positive = 1.6  # norm: and one of its updates is longer
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [C, P]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tol_1", "tol_2"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
         if self.wait_for is not None:
             raise UserError("algorithm.wait_for: everybody must be heard to tell clusters apart; leave it out")
 

@@ -6,13 +6,10 @@ Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through perso
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError
+from turnout.core.allowed import NotNegative
 from turnout.local.own import DittoSGD, PulledSGD
-from turnout.local.sgd import LocalSGD
-from turnout.server.server import Server
 
 
 @dataclass
@@ -24,20 +21,12 @@ class Ditto(Personalised):
     and serves v_i. With mu = 0 that is local training; a large mu leaves w. A client never seen begins at v = w.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = DittoSGD
+    reads_updates = False
+    trains = DittoSGD
 
-    mu: float = 0.1  # pull of the own model towards the global one; 0: local training
+    mu: NotNegative = 0.1  # pull of the own model towards the global one; 0: local training
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
-
-    def work(self, server: Server) -> LocalSGD:
-        return self.predictor()
-
-    def predictor(self) -> DittoSGD:
+    def own_work(self) -> DittoSGD:
         return DittoSGD.extend(self.local, mu=self.mu)
 
     def adaptation(self, unseen: bool) -> PulledSGD | None:

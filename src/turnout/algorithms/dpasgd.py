@@ -11,20 +11,18 @@ FedAvg with everybody where W = 1 1^T / N, local training where W = I, D-PSGD (L
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Literal
 
 import numpy as np
 
-from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, unknown
+from turnout.algorithms._algorithm import LAW, Algorithm
+from turnout.core.allowed import OneOf
+from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import MIXINGS
-from turnout.peers.network import Network, Overlay
+from turnout.peers.network import Network, Overlay, PerRound
 from turnout.peers.peers import Peers, Silos
-from turnout.peers.timeline import PerRound
 from turnout.server.server import Server
-
-OBJECTIVES = ("equal", "importance")
 
 
 @dataclass
@@ -39,26 +37,17 @@ class DPASGD(Algorithm):
     `importance` a silo's difference counts N p_i times, so that the average moves by sum_i p_i difference_i.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "has no server",
-        "remember": "has no server",
-        "rule": "has no server",
-        "optimiser": "has no server",
-    }
+    cannot = dict.fromkeys(LAW, "has no server")
     local: LocalSGD
     overlay: Overlay | None = None
     network: Network | None = None
-    mixing: str | None = None  # local_degree, metropolis, fdla, uniform or none; not given: the overlay's own
-    objective: str = "equal"  # equal or importance: how silos count
+    mixing: Annotated[str, OneOf(tuple(MIXINGS))] | None = None  # of the models; not given: the overlay's own
+    objective: Literal["equal", "importance"] = "equal"  # how silos count
     latency: PerRound | None = None
     silos: Silos = field(default_factory=Silos, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixing is not None and self.mixing not in MIXINGS:
-            raise unknown("algorithm.mixing", self.mixing, MIXINGS)
-        if self.objective not in OBJECTIVES:
-            raise unknown("algorithm.objective", self.objective, OBJECTIVES)
         if self.local.report:
             raise UserError(f"local.report: {self.local.report}, but there is no server to report to; leave it out")
 

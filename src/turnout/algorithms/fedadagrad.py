@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.aggregation.optimisers import Adagrad
 from turnout.algorithms.fedadam import FedAdam
@@ -14,9 +13,9 @@ class FedAdagrad(FedAdam):
     """`v <- v + change^2`, the rest as FedAdam; Adagrad has no first moment, so beta1 is 0, and forgets nothing, so
     there is no beta2."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
-    no_use_for: ClassVar[tuple[str, ...]] = ("beta2",)
+    no_use_for = ("beta2",)
 
     beta1: float = 0.0  # share that the mean of the changes keeps
 

@@ -6,11 +6,9 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.aggregation.optimisers import Adam, Adaptive
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import renamed
 
 
 @dataclass
@@ -18,20 +16,13 @@ class FedAdam(FedAvg):
     """FedAvg with the `optimiser` adam: `v <- beta2 v + (1 - beta2) change^2; model <- model + server_lr m / (sqrt(v) +
     tau)`."""
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {
-        "optimiser": ("server_lr", "beta1", "beta2", "tau")
-    }
+    reads_updates = False
+    of_part = FedAvg.of_part | {"optimiser": ("server_lr", "beta1", "beta2", "tau")}
 
     server_lr: float = 0.01  # how far the server goes
     beta1: float = 0.9  # share that the mean of the changes keeps
     beta2: float = 0.99  # share that the mean of the squared changes keeps
     tau: float = 1e-3  # what keeps the denominator from 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        with renamed({"optimiser.lr": "algorithm.server_lr", "optimiser.": "algorithm."}):
-            self.own_optimiser()
 
     def own_optimiser(self) -> Adaptive:
         return Adam(self.server_lr, self.beta1, self.tau, self.beta2)

@@ -5,18 +5,14 @@ Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019 (algorithm 1).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from turnout.algorithms._arrivals import Arrivals
-from turnout.core.errors import UserError
-from turnout.core.random import FloatArray, IntArray
-from turnout.local.modifiers import Proximal
-from turnout.local.sgd import LocalSGD
+from turnout.core.allowed import Finite, Fraction
+from turnout.local.modifiers import Modifier, Proximal
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
 from turnout.server.server import Server
@@ -32,21 +28,11 @@ class FedAsync(Arrivals):
     `discount_rate` 0.5, or `hinge` with 10 from 4.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "mixes models one by one",
-        "remember": "mixes models one by one",
-        "rule": "mixes models one by one",
-    }
-    mixing: float = 0.6  # share of a client's model in the mixture, before its staleness counts
-    mu: float = 0.0  # strength of the proximal term
-    staleness_discount: str = "polynomial"  # none, polynomial or hinge: how it shrinks with staleness
+    cannot = dict.fromkeys(("weigh", "remember", "rule"), "mixes models one by one")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.mixing <= 1:
-            raise UserError(f"algorithm.mixing: {self.mixing} must be above 0 and at most 1")
-        if not 0 <= self.mu < math.inf:
-            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
+    mixing: Fraction = 0.6  # share of a client's model in the mixture, before its staleness counts
+    mu: Finite = 0.0  # strength of the proximal term
+    staleness_discount: str = "polynomial"  # none, polynomial or hinge: how it shrinks with staleness
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)
@@ -59,5 +45,5 @@ class FedAsync(Arrivals):
             model = torch.lerp(model, returned, weight)
         server.publish(model, updates, weights)
 
-    def work(self, clients: IntArray, policy: Policy, durations: Durations, importance: FloatArray) -> LocalSGD:
-        return self.local.modified(Proximal(self.mu)) if self.mu else self.local
+    def own_modifiers(self) -> tuple[Modifier, ...]:
+        return (Proximal(self.mu),) if self.mu else ()

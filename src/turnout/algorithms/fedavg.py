@@ -7,11 +7,12 @@ difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from turnout.aggregation.optimisers import Step
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_positive, check_seconds, unknown
+from turnout.core.allowed import Count, Positive, Seconds
+from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 from turnout.sampling.full import Full
@@ -19,10 +20,10 @@ from turnout.sampling.uniform import Uniform
 from turnout.server.closing import Answers, Wait
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
-from turnout.server.server import CURRENT, ModelChoice, Server
+from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 
-NORMALISE = ("invited", "responders")
+Normalise = Literal["invited", "responders"]
 
 
 @dataclass
@@ -37,33 +38,29 @@ class FedAvg(Algorithm):
     seconds.
     """
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {
         "wait": ("deadline", "wait_for", "wait_for_crashed", "retry"),
         "optimiser": ("server_lr",),
         "remember": ("normalise",),
     }
+    given_as: ClassVar[dict[str, str]] = {
+        "wait.count": "algorithm.wait_for",
+        "wait.for_crashed": "algorithm.wait_for_crashed",
+    }
     waits: ClassVar[type[Wait] | None] = Answers
 
     local: LocalSGD
     sampler: Sampler = field(default_factory=Uniform)
-    server_lr: float = 1.0  # how far the server goes along the weighted sum
-    deadline: float | None = None  # seconds after the models are out; none: no limit
-    wait_for: int | None = None  # answers that close a round; none: all. Invite more than are needed
+    server_lr: Positive = 1.0  # how far the server goes along the weighted sum
+    deadline: Seconds | None = None  # seconds after the models are out; none: no limit
+    wait_for: Count | None = None  # answers that close a round; none: all. Invite more than are needed
     wait_for_crashed: bool = False  # whether to wait until the deadline for clients known to have failed
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
-    normalise: str = "invited"  # invited: the weight of the silent is lost; responders: it goes to the others
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
+    normalise: Normalise = "invited"  # invited: the weight of the silent is lost; responders: it goes to the others
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalise not in NORMALISE:
-            raise unknown("algorithm.normalise", self.normalise, NORMALISE)
-        for name in ("server_lr", "wait_for"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
-        for name in ("deadline", "retry"):
-            check_seconds(f"algorithm.{name}", getattr(self, name))
-        if self.wait_for_crashed and self.deadline is None:
-            raise UserError("algorithm.wait_for_crashed: it needs algorithm.deadline, or the wait never ends")
         if self.closing.count is not None and self.sampler.decides_later:
             option = "algorithm.wait_for" if self.wait is None else "wait.count"
             raise UserError(f"{option}: this sampler must hear everybody's norm before it decides")
@@ -71,30 +68,11 @@ class FedAvg(Algorithm):
     def run(self, server: Server) -> None:
         for _ in server.rounds():
             chosen = self.choose(server)
-            distribution = self.invite(server, chosen)
-            updates = self.closing.gather(server, len(chosen.clients), distribution)
-            updates, counted = self.sampler.settled(server, chosen, updates)
-            server.cancel(chosen.clients)
-            self.sampler.observe(updates)
+            work, model = self.invitation(server, chosen.clients)
+            sending = self.sampler.invite(server, chosen, work, model)
+            answers = self.closing.gather(server, len(chosen.clients), sending)
+            updates, counted = self.sampler.settle(server, chosen, answers)
             self.aggregate(server, updates, counted)
-
-    def invite(self, server: Server, chosen: Selection) -> float:
-        """Send the model to those chosen, unless they have it; returns the seconds until all copies are out."""
-        work, model = self.invitation(server, chosen.clients)
-        work, informed = work.reporting(self.sampler.report), chosen.informed and model is None
-        server.invite(chosen.clients, work, CURRENT if informed else model, hold=self.sampler.decides_later)
-        return 0.0 if informed or self.time_limit is None else server.push_seconds(len(chosen.clients), work)
-
-    @property
-    def closing(self) -> Answers:
-        """When a round closes."""
-        if isinstance(self.wait, Answers):
-            return self.wait
-        return Answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        waits = self.time_limit is None and self.closing.count is None
-        return Policy() if isinstance(self.sampler, Full) and waits else None
 
     def choose(self, server: Server) -> Selection:
         """Who is invited."""
@@ -106,7 +84,16 @@ class FedAvg(Algorithm):
 
     def work(self, server: Server) -> LocalSGD:
         """What the invited clients do."""
-        return self.local
+        return self.modified(self.own_work() or self.local)
+
+    @property
+    def closing(self) -> Answers:
+        """When a round closes."""
+        return self.wait if isinstance(self.wait, Answers) else self.own_wait()
+
+    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
+        """Move the model by what came back."""
+        server.step(updates, self.weights(server, updates, chosen))
 
     def weights(self, server: Server, updates: Updates, chosen: Selection) -> FloatArray:
         """How much each answer counts."""
@@ -116,11 +103,15 @@ class FedAvg(Algorithm):
         closed_early = self.closing.count is not None and len(updates) == self.closing.count
         return weights * (len(chosen.clients) / len(updates)) if closed_early else weights
 
-    def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
-        server.step(updates, self.weights(server, updates, chosen))
+    def own_wait(self) -> Answers:
+        return Answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
 
     def own_optimiser(self) -> Step:
         return Step(self.server_lr)
 
     def stepping(self, server: Server) -> LocalSGD:
         return self.work(server)
+
+    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
+        everybody = isinstance(self.sampler, Full) and self.time_limit is None and self.closing.count is None
+        return Policy() if everybody and self.trains is None else None  # other work takes longer than the local one

@@ -7,20 +7,24 @@ named FedAvg+ in Marfoq's thesis (sections 3.5.4 and 3.6.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from turnout.algorithms._personalised import Personalised
+from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Count
 from turnout.local.own import OwnModelSGD
-from turnout.local.sgd import LocalSGD
+from turnout.local.serving import FineTuned
 
 
 @dataclass
-class FedAvgPlus(Personalised):
+class FedAvgPlus(FedAvg):
     """Trains as FedAvg. A client, also one that never trained, serves the model it gets by `tuning_epochs` passes of
     its local work from the global one."""
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = OwnModelSGD
+    reads_updates = False
+    trains = OwnModelSGD
+    of_part = FedAvg.of_part | {"serve": ("tuning_epochs",)}
+    given_as = FedAvg.given_as | {"serve.epochs": "algorithm.tuning_epochs"}
 
-    def adaptation(self, unseen: bool) -> OwnModelSGD:
-        return OwnModelSGD.extend(self.tuning)
+    tuning_epochs: Count = 1  # passes in which a client makes itself a model before it serves
+
+    def own_serve(self) -> FineTuned:
+        return FineTuned(self.tuning_epochs)

@@ -7,11 +7,10 @@ thesis (Warwick), section 5.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from turnout.algorithms.fedavg import FedAvg
+from turnout.algorithms.fedavg import FedAvg, Normalise
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -23,11 +22,11 @@ class FedAvgRP(FedAvg):
     to 1 only on average, so clients of unequal size **rescale the model itself**; FedAvg with `uniform` does not.
     `server_lr` is the share of the way taken; the weight of a silent client goes to those who answer."""
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "has weights for models, not for updates",
         "remember": "averages models, not updates",
     }
-    normalise: str = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
+    normalise: Normalise = "responders"  # responders: the weight of the silent goes to the others; invited: it is lost
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         updates = server.finite(updates)

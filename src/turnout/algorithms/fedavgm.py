@@ -6,7 +6,6 @@ Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.aggregation.optimisers import Momentum
 from turnout.algorithms.fedavg import FedAvg
@@ -16,8 +15,8 @@ from turnout.algorithms.fedavg import FedAvg
 class FedAvgM(FedAvg):
     """`v <- beta v + change; model <- model + server_lr v`."""
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "beta")}
+    reads_updates = False
+    of_part = FedAvg.of_part | {"optimiser": ("server_lr", "beta")}
 
     beta: float = 0.9  # share of its speed that the model keeps
 

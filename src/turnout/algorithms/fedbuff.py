@@ -7,7 +7,6 @@ weights: Fraboni et al., JMLR 2023, and Fraboni's thesis, section 4.4.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.server.closing import Buffer
@@ -23,9 +22,9 @@ class FedBuff(AsyncFedAvg):
     f_i has no closed form and is counted in the policy's own schedule.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = AsyncFedAvg.of_part | {"wait": ("buffer_size", "mode", "divisor")}
-    names: ClassVar[dict[str, str]] = {"wait.size": "algorithm.buffer_size", "wait.": "algorithm."}
+    reads_updates = False
+    of_part = AsyncFedAvg.of_part | {"wait": ("buffer_size", "mode", "divisor")}
+    given_as = {"wait.size": "algorithm.buffer_size", "wait.": "algorithm."}
 
     buffer_size: int | None = None  # updates of a flush; none: ten, or as many as can wait
     mode: str = "wait"  # wait: clients wait for the flush; restart: they begin again at once

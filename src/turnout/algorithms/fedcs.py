@@ -8,7 +8,6 @@ out by their estimated time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,17 +25,12 @@ class FedCS(FedAvg):
     the time that nine clients in ten are expected to need. Clients that never fit are never heard: the audit shows
     them."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     chosen_deadline: float | None = field(default=None, init=False)  # where none was given
 
-    @property
-    def time_limit(self) -> float | None:
-        given = super().time_limit
-        return self.chosen_deadline if given is None else given
-
     def begin(self, server: Server) -> None:
-        if super().time_limit is None:
+        if self.time_limit is None:
             self.chosen_deadline = expected_deadline(server, self.local, lambda each: float(np.quantile(each, 0.9)))
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:

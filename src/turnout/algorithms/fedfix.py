@@ -7,7 +7,6 @@ clients updates", JMLR 2023, section 4.4: between synchronous (window at least t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.server.closing import Window
@@ -22,11 +21,9 @@ class FedFix(AsyncFedAvg):
     weights follow. A window in which nobody answers leaves the model as it is.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = AsyncFedAvg.of_part | {
-        "wait": ("window", "window_growth", "window_limit")
-    }
-    names: ClassVar[dict[str, str]] = {"wait.seconds": "algorithm.window", "wait.": "algorithm.window_"}
+    reads_updates = False
+    of_part = AsyncFedAvg.of_part | {"wait": ("window", "window_growth", "window_limit")}
+    given_as = {"wait.seconds": "algorithm.window", "wait.": "algorithm.window_"}
 
     window: float | None = None  # seconds; none: half of the slowest client's mean duration
     window_growth: float = 1.0  # how many times as long each window is as the one before

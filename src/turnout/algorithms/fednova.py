@@ -6,10 +6,10 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.aggregation.weights import Nova
 from turnout.algorithms.fedprox import FedProx
+from turnout.core.allowed import Finite
 
 
 @dataclass
@@ -20,10 +20,10 @@ class FedNova(FedProx):
     Equals FedAvg when all a_i agree. omega_i is as in FedAvg, `normalise` and `wait_for` included.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedProx.of_part | {"weigh": ("observed",)}
+    reads_updates = False
+    of_part = FedProx.of_part | {"weigh": ("observed",)}
 
-    mu: float = 0.0  # strength of the proximal term
+    mu: Finite = 0.0  # strength of the proximal term
     observed: bool = False  # whether the mean number of steps is over those who answered, not over everybody
 
     def own_weigh(self) -> Nova:

@@ -6,12 +6,9 @@ Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalizatio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms._personalised import Personalised
 from turnout.local.head import HeadSGD
-from turnout.local.sgd import LocalSGD
-from turnout.server.server import Server
 
 
 @dataclass
@@ -21,15 +18,12 @@ class FedPer(Personalised):
     the body as it is.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = HeadSGD
+    reads_updates = False
+    trains = HeadSGD
 
     head: str = ""  # layers of the head, with commas between; "": the last fully connected one
 
-    def work(self, server: Server) -> LocalSGD:
-        return self.predictor()
-
-    def predictor(self) -> HeadSGD:
+    def own_work(self) -> HeadSGD:
         return HeadSGD.extend(self.local, head=self.head)
 
     def adaptation(self, unseen: bool) -> HeadSGD | None:

@@ -6,14 +6,19 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms.fedavg_plus import FedAvgPlus
-from turnout.algorithms.fedprox import FedProx
+from turnout.core.allowed import Finite
+from turnout.local.modifiers import Modifier, Proximal
 
 
 @dataclass
-class FedProxPlus(FedProx, FedAvgPlus):
+class FedProxPlus(FedAvgPlus):
     """Trains as FedProx, serves as FedAvg+: nothing holds a client back in its last passes."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
+
+    mu: Finite = 0.1  # strength of the proximal term
+
+    def own_modifiers(self) -> tuple[Modifier, ...]:
+        return (Proximal(self.mu),)

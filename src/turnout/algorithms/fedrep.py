@@ -7,10 +7,9 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.algorithms.fedper import FedPer
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count, WholeNumber
 from turnout.local.head import HeadSGD
 
 
@@ -19,15 +18,10 @@ class FedRep(FedPer):
     """FedPer whose clients take turns: `head_epochs` passes train the head on the body received, then the local work
     trains the body under that head. A client never seen trains a head as long."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
-    tuning_epochs: int = 10  # passes in which a client never seen trains a head
-    head_epochs: int = 10  # passes over the head before the body is trained
+    tuning_epochs: Count = 10  # passes in which a client never seen trains a head
+    head_epochs: WholeNumber = 10  # passes over the head before the body is trained
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head_epochs < 0:
-            raise UserError(f"algorithm.head_epochs: {self.head_epochs} must be at least 0")
-
-    def predictor(self) -> HeadSGD:
+    def own_work(self) -> HeadSGD:
         return HeadSGD.extend(self.local, head=self.head, head_epochs=self.head_epochs, joint=False)

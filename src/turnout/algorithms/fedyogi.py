@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.aggregation.optimisers import Yogi
 from turnout.algorithms.fedadam import FedAdam
@@ -13,7 +12,7 @@ from turnout.algorithms.fedadam import FedAdam
 class FedYogi(FedAdam):
     """`v <- v - (1 - beta2) change^2 sign(v - change^2)`, the rest as FedAdam."""
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     def own_optimiser(self) -> Yogi:
         return Yogi(self.server_lr, self.beta1, self.tau, self.beta2)

@@ -6,11 +6,10 @@ any kind, several rounds of EM a step and the regret, see `turnout_studies.onlin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from turnout.algorithms.fedem import FedEM
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.local.mixture import MixtureSGD, OnlineMixtureSGD
 
 
@@ -23,25 +22,16 @@ class FEMOMD(FedEM):
         pi[m] <- pi[m] exp(-eta g[m]) / sum of the same,    g[m] = -mean over its samples of p_m / sum_l pi[l] p_l,
 
     eta = `scale` sqrt(log M / t) at its t-th time; none falls below `min_weight`. What it serves after a round is what
-    it plays in the next. Components are not averaged over time, which would stifle steps of SGD.
+    it plays in the next; one never seen has no past to foretell from, and finds its weights as in FedEM. Components are
+    not averaged over time, which would stifle steps of SGD.
     """
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
     min_weight: float = 0.01  # least weight that a client gives a component
-    em_steps: int = 1  # updates in which a client explains its samples
+    em_steps: Count = 1  # updates in which a client explains its samples
     scale: float = 0.1  # of the steps of mirror descent
 
-    def check(self) -> None:
-        if self.em_steps < 1:
-            raise UserError(f"algorithm.em_steps: {self.em_steps} must be at least 1")
-        super().check()
-
-    def predictor(self) -> MixtureSGD:
+    def own_work(self) -> MixtureSGD:
         options = {"min_weight": self.min_weight, "weight_steps": self.em_steps, "scale": self.scale}
         return OnlineMixtureSGD.extend(self.local, components=self.components, **options)
-
-    def adaptation(self, unseen: bool) -> MixtureSGD | None:
-        """As in FedEM: there is no past to foretell from."""
-        own = MixtureSGD.extend(self.local, components=self.components, min_weight=self.min_weight)
-        return replace(own, steps=0, weight_steps=self.unseen_steps) if unseen else None

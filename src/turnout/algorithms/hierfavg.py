@@ -7,18 +7,15 @@ HybridFL (IEEE Transactions on Parallel and Distributed Systems 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
-import torch
 
 from turnout.algorithms._regional import Regional
-from turnout.core.errors import check_positive, unknown
+from turnout.core.allowed import Count
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.slack import woken
-
-FALLBACKS = ("none", "regional")
 
 
 @dataclass
@@ -31,20 +28,9 @@ class HierFAVG(Regional):
     The model evaluated after any other round is the same average, which nobody has been sent.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
-        "remember": "averages models in regions",
-        "optimiser": "has a model of its own in every region; nobody starts from their average",
-    }
-    cloud_interval: int = 10  # rounds of the edges for one of the cloud
-    idle_fallback: str = "none"  # none: who is silent does not count; regional: it counts as its region's last model
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.cloud_interval", self.cloud_interval)
-        if self.idle_fallback not in FALLBACKS:
-            raise unknown("algorithm.idle_fallback", self.idle_fallback, FALLBACKS)
+    cannot = Regional.cannot | {"optimiser": "has a model of its own in every region; nobody starts from their average"}
+    cloud_interval: Count = 10  # rounds of the edges for one of the cloud
+    idle_fallback: Literal["none", "regional"] = "none"  # regional: who is silent counts as its region's last model
 
     def run(self, server: Server) -> None:
         for number in server.rounds():
@@ -66,8 +52,7 @@ class HierFAVG(Regional):
         counted = whole if self.idle_fallback == "regional" else covered
         counted = np.where(covered > 0, counted, 1)
         shares = samples / counted[region]
-        idle = torch.as_tensor(1 - covered / counted).to(self.models)[:, None]
-        self.models = self.by_region(updates, shares) + idle * self.models
+        self.take_in(updates, shares, 1 - covered / counted, self.models)
         if not len(updates):
             server.log("empty_round")
         model = self.over_regions(whole) if whole.any() else server.model

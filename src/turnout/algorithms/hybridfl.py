@@ -7,20 +7,15 @@ IEEE Transactions on Parallel and Distributed Systems 2021; Wu's thesis (Warwick
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
-import torch
 
 from turnout.algorithms._regional import Regional
-from turnout.core.errors import unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.theory.ledger import Ledger
-from turnout.theory.slack import Counts, Slack, estimator, quota, woken
-
-FALLBACKS = ("regional", "global")
+from turnout.theory.slack import Counts, Ledger, Slack, estimator, quota, woken
 
 
 @dataclass
@@ -37,22 +32,15 @@ class HybridFL(Regional):
     The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "averages models in regions, by their samples",
-        "rule": "averages models in regions",
-        "remember": "averages models in regions",
-    }
     slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
     theta_init: float = 0.5  # share of a region's clients that is first thought to survive
-    idle_fallback: str = "regional"  # regional or global: the last model that who did not submit counts as
+    idle_fallback: Literal["regional", "global"] = "regional"  # whose last model who did not submit counts as
     estimator: Slack = field(init=False, repr=False)
     ledger: Ledger = field(default_factory=Ledger, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.estimator = estimator(self.slack, self.theta_init)
-        if self.idle_fallback not in FALLBACKS:
-            raise unknown("algorithm.idle_fallback", self.idle_fallback, FALLBACKS)
 
     def begin(self, server: Server) -> None:
         super().begin(server)
@@ -110,8 +98,7 @@ class HybridFL(Regional):
             server.publish(server.model, updates, np.zeros(len(updates)))
             return
         whole = np.maximum(self.samples(server), 1e-300)  # |D_r|
-        idle = torch.as_tensor(1 - covered / whole).to(self.models)[:, None]
         before = self.models if self.idle_fallback == "regional" else server.model
-        self.models = self.by_region(updates, samples / whole[region]) + idle * before
+        self.take_in(updates, samples / whole[region], 1 - covered / whole, before)
         weights: FloatArray = covered / covered.sum()
         server.publish(self.over_regions(weights), updates, weights[region] * samples / whole[region])

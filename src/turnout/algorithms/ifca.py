@@ -7,19 +7,17 @@ Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.algorithms._algorithm import LAW
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.local.clusters import ClusterModel, ClusterSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import IntArray, Selection
-from turnout.server.durations import Durations
-from turnout.server.policy import Policy
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 
@@ -31,23 +29,12 @@ class IFCA(FedAvg):
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "remember": "has as many models as clusters",
-        "rule": "has as many models as clusters",
-        "optimiser": "has as many models as clusters",
-        "weigh": "has as many models as clusters",
-        "serve": "has as many models as clusters",
-    }
-    trains: ClassVar[type[LocalSGD] | None] = ClusterSGD
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
+    cannot = dict.fromkeys((*LAW, "serve"), "has as many models as clusters")
+    trains = ClusterSGD
+    no_use_for = ("normalise",)
 
-    clusters: int = 2  # models that clients choose from
+    clusters: Count = 2  # models that clients choose from
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [clusters, P]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clusters < 1:
-            raise UserError(f"algorithm.clusters: {self.clusters} must be at least 1")
 
     def begin(self, server: Server) -> None:
         self.models = server.task.initials(self.clusters)
@@ -66,9 +53,6 @@ class IFCA(FedAvg):
             shares[mine, np.arange(len(updates))] = self.server_lr * weights
             self.models = self.models + torch.as_tensor(shares).to(self.models) @ updates.deltas
         server.step(updates, weights / self.clusters)
-
-    def policy(self, durations: Durations, version: int = 0) -> Policy | None:
-        return None  # its work takes longer than that of FedAvg
 
     def adaptation(self, unseen: bool) -> ClusterModel | None:
         return ClusterModel(models=self.models) if len(self.models) else None

@@ -7,11 +7,8 @@ Marfoq's thesis.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import renamed
-from turnout.local.knn import MemoryOfSamples
 from turnout.local.serving import Neighbours
 from turnout.server.server import Server
 
@@ -27,10 +24,8 @@ class KNNPer(FedAvg):
     `exact`, `faiss` or `faiss:FACTORY` (`faiss:HNSW32`) for large memories. Measured on training samples, a memory
     finds those very samples in it."""
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {
-        "serve": tuple(part.name for part in fields(Neighbours))
-    }
+    reads_updates = False
+    of_part = FedAvg.of_part | {"serve": tuple(part.name for part in fields(Neighbours))}
 
     k: int = 10  # neighbours that vote
     kernel: str = "laplace"  # laplace, gaussian or uniform: how a vote falls with distance
@@ -43,18 +38,9 @@ class KNNPer(FedAvg):
     interpolation: float = 0.5  # lambda, where it is not tuned
     index: str = "exact"  # exact, faiss or faiss:FACTORY
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        with renamed({"serve.": "algorithm."}):
-            self.memory()
-
     def begin(self, server: Server) -> None:
         if self.capacity == 0:
             server.log("empty_memory", why="with a capacity of 0 the global model serves alone")
 
-    def memory(self) -> Neighbours:
-        """What a client serves, unless `serve` is given."""
+    def own_serve(self) -> Neighbours:
         return Neighbours(**{part.name: getattr(self, part.name) for part in fields(Neighbours)})
-
-    def adaptation(self, unseen: bool) -> MemoryOfSamples:
-        return self.memory().adaptation(self.local)

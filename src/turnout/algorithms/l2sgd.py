@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
 from turnout.core import random
+from turnout.core.allowed import Range
 from turnout.core.errors import UserError
 from turnout.local.own import KeptModelSGD, LooplessSGD, PulledSGD
 from turnout.local.sgd import LocalSGD
@@ -30,16 +31,14 @@ class L2SGD(Personalised):
     average being what it is.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = LooplessSGD
+    reads_updates = False
+    trains = LooplessSGD
 
     mu: float = 0.1  # pull towards the average of all models
-    communication: float = 0.1  # chance that a step is one of communication
+    communication: Annotated[float, Range(above=0, below=1)] = 0.1  # chance that a step is one of communication
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.communication < 1:
-            raise UserError(f"algorithm.communication: {self.communication} must be above 0 and below 1")
         most = self.communication / self.local.lr if self.local.lr else math.inf
         if not 0 <= self.mu <= most:
             raise UserError(f"algorithm.mu: {self.mu} must be from 0 to communication / lr = {most:g}")

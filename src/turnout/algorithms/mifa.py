@@ -6,16 +6,13 @@ Gu, Huang, Zhang, Huang, "Fast federated learning in the presence of arbitrary d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from turnout.aggregation.remember import LastUpdate
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import unknown
 from turnout.sampling._sampler import Selection
 from turnout.sampling.full import Full
 from turnout.server.server import Server
-
-FIRST_ROUNDS = ("everybody", "zero")
 
 
 @dataclass
@@ -31,16 +28,11 @@ class Mifa(FedAvg):
     """
 
     FORMER: ClassVar[dict[str, str]] = {"memory": "remember/memory"}  # where version 0.1 kept it
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
-    cannot: ClassVar[dict[str, str]] = {"weigh": "remembers: every client counts its importance"}
+    no_use_for = ("normalise",)
+    cannot = {"weigh": "remembers: every client counts its importance"}
 
-    first_round: str = "everybody"  # everybody: all are asked; zero: the memory begins with zeros
+    first_round: Literal["everybody", "zero"] = "everybody"  # whom it asks, or a memory of zeros
     remember: LastUpdate | None = field(default_factory=LastUpdate, kw_only=True, metadata={"part": True})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.first_round not in FIRST_ROUNDS:
-            raise unknown("algorithm.first_round", self.first_round, FIRST_ROUNDS)
 
     def choose(self, server: Server) -> Selection:
         if server.version == 0 and self.first_round == "everybody":

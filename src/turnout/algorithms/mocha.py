@@ -7,14 +7,15 @@ Yeung, "A convex formulation for learning task relationships in multi-task learn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.algorithms._algorithm import LAW
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError
 from turnout.local.own import RelatedSGD
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import FloatArray, IntArray, Selection
@@ -34,25 +35,17 @@ class Mocha(Personalised):
     Convex for linear models, a heuristic for others. Memory: N models, and a matrix over the clients.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
-        "weigh": "solves for all models together",
-        "remember": "solves for all models together",
-        "rule": "solves for all models together",
-        "optimiser": "solves for all models together",
-        "serve": "solves for all models together",
-    }
-    trains: ClassVar[type[LocalSGD] | None] = RelatedSGD
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
+    cannot = dict.fromkeys((*LAW, "serve"), "solves for all models together")
+    trains = RelatedSGD
+    no_use_for = ("normalise",)
 
-    penalty: float = 1.0  # strength of the pull of the related models
-    epsilon: float = 1e-3  # added to the relation: what keeps it invertible
+    penalty: Positive = 1.0  # strength of the pull of the related models
+    epsilon: Positive = 1e-3  # added to the relation: what keeps it invertible
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [N, P] W'
     strength: float = field(default=0.0, init=False)  # s
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("penalty", "epsilon"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
         if self.server_lr != 1:
             raise UserError(f"algorithm.server_lr: {self.server_lr} must be 1: the server's model is an average")
 

@@ -6,15 +6,11 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", Neu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 from turnout.algorithms._personalised import Personalised
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Count, NotNegative, Positive
 from turnout.local.own import KeptModelSGD, MoreauSGD, PulledSGD
-from turnout.local.sgd import LocalSGD
-from turnout.server.server import Server
-
-VARIANTS = ("moreau", "averaged")
 
 
 @dataclass
@@ -29,27 +25,15 @@ class PFedMe(Personalised):
     A client never seen solves for theta once, from the global model.
     """
 
-    reads_updates: ClassVar[bool] = False
-    trains: ClassVar[type[LocalSGD] | None] = MoreauSGD
+    reads_updates = False
+    trains = MoreauSGD
 
-    mu: float = 1.0  # pull of the personal model towards the global one
-    variant: str = "moreau"  # moreau (as published) or averaged
-    outer_lr: float = 0.1  # learning rate of the client's copy of the global model
-    inner_steps: int = 5  # steps towards the proximal point, a mini-batch
+    mu: NotNegative = 1.0  # pull of the personal model towards the global one
+    variant: Literal["moreau", "averaged"] = "moreau"  # moreau: as published
+    outer_lr: Positive = 0.1  # learning rate of the client's copy of the global model
+    inner_steps: Count = 5  # steps towards the proximal point, a mini-batch
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UserError(f"algorithm.mu: {self.mu} must be at least 0")
-        if self.variant not in VARIANTS:
-            raise unknown("algorithm.variant", self.variant, VARIANTS)
-        for name in ("outer_lr", "inner_steps"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
-
-    def work(self, server: Server) -> LocalSGD:
-        return self.predictor()
-
-    def predictor(self) -> KeptModelSGD:
+    def own_work(self) -> KeptModelSGD:
         if self.variant == "averaged":
             return PulledSGD.extend(self.local, mu=self.mu)
         return MoreauSGD.extend(self.local, mu=self.mu, outer_lr=self.outer_lr, inner_steps=self.inner_steps)

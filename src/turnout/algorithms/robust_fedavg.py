@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError
 from turnout.sampling._sampler import FloatArray, Selection
 from turnout.sampling.renormalised import Renormalised
 from turnout.server.server import Server
@@ -28,11 +29,10 @@ class RobustFedAvg(FedAvg):
     `renormalised` and `normalise` responders.
     """
 
-    amplification: float | None = None  # beta, a factor of the step; none: what makes the sampler's draw unbiased
+    amplification: Positive | None = None  # beta, a factor of the step; none: what makes the sampler's draw unbiased
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("algorithm.amplification", self.amplification)
         if isinstance(self.sampler, Renormalised):
             raise UserError("sampler.name: renormalised divides by whom it drew, which is not robust; use uniform")
         if self.normalise != "invited":

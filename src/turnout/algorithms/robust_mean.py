@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 
 from turnout.aggregation.rules import RULES, Rule
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError, renamed, unknown
+from turnout.core.errors import UserError, unknown
 
 OPTIONS = ("trim", "liars", "keep", "radius", "iterations")
 
@@ -34,11 +34,6 @@ class RobustMean(FedAvg):
     radius: float | None = None  # of a clipping: the largest norm
     iterations: int | None = None  # of centred_clipping, and of the geometric_median
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.rule, str):
-            self.own_rule()
-
     def own_rule(self) -> Rule:
         """The rule of that name with the options given."""
         if self.rule not in RULES:
@@ -51,5 +46,4 @@ class RobustMean(FedAvg):
                 raise UserError(f"algorithm.{name}: rule {self.rule} does not take it; leave it out")
             if name not in given and known.get(name) is MISSING:
                 raise UserError(f"algorithm.{name}: missing; rule {self.rule} needs it")
-        with renamed({"rule.": "algorithm."}):
-            return kind(**given, buckets=self.buckets)
+        return kind(**given, buckets=self.buckets)

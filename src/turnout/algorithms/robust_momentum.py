@@ -8,23 +8,21 @@ adversarial client unavailability", 2023, ran them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from turnout.aggregation.rules import bucketed, centred_clipping, geometric_median
+from turnout.aggregation.rules import CentredClipping, GeometricMedian, Mean, Rule
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive, unknown
-from turnout.core.random import IntArray
+from turnout.core.allowed import Count, Positive, Range, WholeNumber
+from turnout.core.errors import check_positive, unknown
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-
-RULES = ("centred_clipping", "geometric_median", "mean")
 
 
 @dataclass
@@ -39,31 +37,23 @@ class RobustMomentum(FedAvg):
     away (`normalise`) or to make up for (`wait_for` closes a round early and nothing else).
     """
 
-    no_use_for: ClassVar[tuple[str, ...]] = ("normalise",)
-    cannot: ClassVar[dict[str, str]] = {
+    no_use_for = ("normalise",)
+    cannot = {
         "weigh": "remembers momenta: every client counts its importance",
         "remember": "remembers momenta already",
         "rule": "has rules of its own (algorithm.rule)",
     }
 
     rule: str = field(default="centred_clipping", kw_only=True)  # centred_clipping, geometric_median or mean
-    momentum: float = 0.9  # share that a client's momentum keeps
-    buckets: int = 0  # random groups whose means the rule sees; 0: every momentum by itself
-    radius: float | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
-    iterations: int | None = None  # of the rule; none: 1 for clipping, 8 for the median
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9  # share that a client's momentum keeps
+    buckets: WholeNumber = 0  # random groups whose means the rule sees; 0: every momentum by itself
+    radius: Positive | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
+    iterations: Count | None = None  # of the rule; none: 1 for clipping, 8 for the median
     momenta: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P] m
     direction: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [P] v
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule not in RULES:
-            raise unknown("algorithm.rule", self.rule, RULES)
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"algorithm.momentum: {self.momentum} must be at least 0 and below 1")
-        if self.buckets < 0:
-            raise UserError(f"algorithm.buckets: {self.buckets} must be at least 0")
-        for name in ("radius", "iterations"):
-            check_positive(f"algorithm.{name}", getattr(self, name))
         check_positive("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
@@ -84,18 +74,18 @@ class RobustMomentum(FedAvg):
         self.direction = self.robust_mean(server)
         server.publish(server.model - self.server_lr * lr * self.direction, updates, None)
 
-    @staticmethod
-    def bucket_key(server: Server) -> IntArray:
-        """Who shares a bucket in this round."""
-        return random.key(server.seed, "buckets", server.version)
-
     def robust_mean(self, server: Server) -> Tensor:
-        rows, weights = self.momenta, torch.as_tensor(server.importance).to(self.momenta)
-        if self.buckets:
-            rows, weights = bucketed(rows, weights, self.buckets, self.bucket_key(server))
+        """`[P]` what the rule makes of all momenta."""
+        weights = torch.as_tensor(server.importance).to(self.momenta)
+        key = random.key(server.seed, "buckets", server.version)  # who shares a bucket in this round
+        return self.own_rule()(self.momenta, weights, self.direction, key)
+
+    def own_rule(self) -> Rule:
         if self.rule == "centred_clipping":
             radius = 10 / (1 - self.momentum) if self.radius is None else self.radius
-            return centred_clipping(rows, weights, self.direction, radius, self.iterations or 1)
+            return CentredClipping(radius, self.iterations or 1, buckets=self.buckets)
         if self.rule == "geometric_median":
-            return geometric_median(rows, weights, iterations=self.iterations or 8)
-        return weights @ rows
+            return GeometricMedian(self.iterations or 8, buckets=self.buckets)
+        if self.rule == "mean":
+            return Mean(buckets=self.buckets)
+        raise unknown("algorithm.rule", self.rule, ("centred_clipping", "geometric_median", "mean"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_seconds, unknown
+from turnout.algorithms.cfcfm import first_come
+from turnout.core.allowed import NotNegative, Seconds, Share
+from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import KEEP, Keep, Server
 from turnout.server.updates import Updates
 
 BoolArray = NDArray[np.bool_]
-LAG_RULES = ("more_than", "eq37")
-CLOSE_RULES = ("liveness", "deadline")
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Safa(Algorithm):
     clients that have priority. Memory: N models.
     """
 
-    cannot: ClassVar[dict[str, str]] = {
+    cannot = {
         "weigh": "averages a cache in which every client counts its importance",
         "remember": "has a cache of models already",
     }
@@ -46,29 +46,19 @@ class Safa(Algorithm):
     keep: ClassVar[Keep] = KEEP  # how tolerable clients go on
 
     local: LocalSGD
-    fraction: float = 0.3  # share of the clients whose updates close a round
-    lag_tolerance: float = 5.0  # rounds behind: whoever lags more is sent the model anew
-    deadline: float | None = None  # seconds after the models are out; none: no limit
-    lag_rule: str = "more_than"  # more_than, or eq37: at least so many rounds
-    close_rule: str = "liveness"  # liveness, or deadline: wait it out where the quota cannot be filled
+    fraction: Share = 0.3  # share of the clients whose updates close a round
+    lag_tolerance: NotNegative = 5.0  # rounds behind: whoever lags more is sent the model anew
+    deadline: Seconds | None = None  # seconds after the models are out; none: no limit
+    lag_rule: Literal["more_than", "eq37"] = "more_than"  # eq37: at least so many rounds
+    close_rule: Literal["liveness", "deadline"] = "liveness"  # deadline: wait it out where the quota is not filled
     deadline_includes_distribution: bool = False  # whether the time to push the models counts
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
     versions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     last_picked: BoolArray = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [N]
     cache: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)  # [N, P]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lag_rule not in LAG_RULES:
-            raise unknown("algorithm.lag_rule", self.lag_rule, LAG_RULES)
-        if self.close_rule not in CLOSE_RULES:
-            raise unknown("algorithm.close_rule", self.close_rule, CLOSE_RULES)
-        if not 0 <= self.fraction <= 1:
-            raise UserError(f"algorithm.fraction: {self.fraction} must be from 0 to 1")
-        if not self.lag_tolerance >= 0:
-            raise UserError(f"algorithm.lag_tolerance: {self.lag_tolerance} must be at least 0")
-        for name in ("deadline", "retry"):
-            check_seconds(f"algorithm.{name}", getattr(self, name))
         if self.close_rule == "deadline" and self.deadline is None:
             raise UserError("algorithm.close_rule: deadline needs algorithm.deadline")
 
@@ -132,24 +122,18 @@ class Safa(Algorithm):
         """How many updates close a round."""
         return max(1, math.ceil(round(self.fraction * server.population.size, 9)))
 
-    def limit(self, distribution: float) -> float | None:
+    def limit(self, distribution: float) -> float:
         """Seconds from now to the deadline."""
-        if self.deadline is None:
-            return None
-        return self.deadline + (0.0 if self.deadline_includes_distribution else distribution)
+        seconds = math.inf if self.deadline is None else self.deadline
+        return seconds + (0.0 if self.deadline_includes_distribution else distribution)
 
     def select(self, server: Server, distribution: float) -> Updates:
         """CFCFM, compensatory first-come-first-merge: clients not picked last time come first."""
-        quota, limit = self.quota(server), self.limit(distribution)
-        close = server.now + (math.inf if limit is None else limit)
-        picked = server.wait(quota, of=np.flatnonzero(~self.last_picked), seconds=limit)
-        if len(picked) < quota:
-            if self.close_rule == "deadline":
-                server.wait(of=[], seconds=max(0.0, close - server.now))
-            left = max(0.0, close - server.now)
-            picked += server.wait(quota - len(picked), of=np.flatnonzero(self.last_picked), seconds=left)
+        limit = self.limit(distribution)
+        close = server.now + limit
+        picked = first_come(server, self.quota(server), self.last_picked, limit, self.close_rule == "deadline")
         if not len(picked):  # nobody was there, or all have crashed
-            server.wait(of=[], seconds=self.retry if limit is None else max(0.0, close - server.now))
+            server.wait(of=[], seconds=self.retry if self.deadline is None else max(0.0, close - server.now))
         return picked
 
     def judge(self, server: Server, model: Tensor) -> Tensor:

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from turnout.algorithms.safa import Safa
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.server.server import Keep, Server
 from turnout.server.simulation import Simulation
 from turnout.server.updates import Updates
-
-ORDERS = ("time", "speed")
-KEEP_BEST = ("no", "revert")
 
 
 def cfcfm(finishers: IntArray, last_picked: IntArray, quota: int) -> tuple[IntArray, IntArray]:
@@ -41,18 +38,11 @@ class SafaThesis(Safa):
 
     keep: ClassVar[Keep] = Keep(full_time=True)
 
-    arrival_order: str = "time"  # time, or speed: the fast are picked, whenever they finish
-    keep_best: str = "no"  # no, or revert: a round that worsens the test loss is undone
+    arrival_order: Literal["time", "speed"] = "time"  # time, or speed: the fast are picked, whenever they finish
+    keep_best: Literal["no", "revert"] = "no"  # no, or revert: a round that worsens the test loss is undone
     warm_start: bool = False  # whether all train one epoch before round 1
     best_loss: float = field(default=math.inf, init=False)
     best: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.arrival_order not in ORDERS:
-            raise unknown("algorithm.arrival_order", self.arrival_order, ORDERS)
-        if self.keep_best not in KEEP_BEST:
-            raise unknown("algorithm.keep_best", self.keep_best, KEEP_BEST)
 
     def begin(self, server: Server) -> None:
         if not isinstance(server, Simulation):
@@ -74,7 +64,7 @@ class SafaThesis(Safa):
         assert isinstance(server, Simulation)
         limit = self.limit(distribution)
         finishers, seconds = server.foresee()
-        late = seconds > (math.inf if limit is None else limit)
+        late = seconds > limit
         on_time = finishers[~late]
         if self.arrival_order == "speed":
             on_time = on_time[np.argsort(server.durations(self.local).speed[on_time] * -1, kind="stable")]
@@ -83,7 +73,7 @@ class SafaThesis(Safa):
         runs_out = not len(chosen) or (len(chosen) < quota and late.any())
         if self.close_rule == "deadline":
             runs_out |= self.last_picked[chosen].any() or len(chosen) < quota
-        wasted = (self.retry if limit is None else limit) if runs_out else 0.0
+        wasted = (self.retry if self.deadline is None else limit) if runs_out else 0.0
         close = server.now + wasted
         picked = server.wait(len(chosen), of=chosen) if len(chosen) else server.wait(of=[], seconds=0)
         server.wait(of=[], seconds=max(0.0, close - server.now))

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms.fedavg import FedAvg
-from turnout.local.modifiers import ControlVariates
-from turnout.local.sgd import LocalSGD
+from turnout.local.modifiers import ControlVariates, Modifier
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
@@ -27,12 +26,10 @@ class Scaffold(FedAvg):
     def begin(self, server: Server) -> None:
         self.control = torch.zeros_like(server.model)
 
-    def work(self, server: Server) -> LocalSGD:
-        assert self.control is not None
-        return self.local.modified(ControlVariates(self.control))
+    def own_modifiers(self) -> tuple[Modifier, ...]:
+        return () if self.control is None else (ControlVariates(self.control),)
 
     def aggregate(self, server: Server, updates: Updates, chosen: Selection) -> None:
         used = server.step(updates, self.weights(server, updates, chosen))
-        if len(used):
-            assert self.control is not None
+        if len(used) and self.control is not None:
             self.control = self.control + used.weighted_sum(server.importance[used.clients], "control")

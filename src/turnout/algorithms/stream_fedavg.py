@@ -6,7 +6,7 @@ Marfoq, Neglia, Kameni, Vidal, "Federated learning for data streams", AISTATS 20
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,14 +15,14 @@ from torch import Tensor
 from turnout.aggregation.optimisers import Projected, Step
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Positive
+from turnout.core.errors import UserError, unknown
 from turnout.sampling._sampler import FloatArray, Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 from turnout.theory.streams import grouped, optimal_importance, uniform
 
 WEIGHTINGS = ("uniform", "historical", "fresh", "optimal", "memory")
-OUTPUTS = ("last", "averaged")
 
 
 @dataclass
@@ -36,13 +36,13 @@ class StreamFedAvg(FedAvg):
     the rounds' models by the p_m that had a part in them. With a `radius` the model stays in that ball around 0.
     """
 
-    reads_updates: ClassVar[bool] = False
-    of_part: ClassVar[dict[str, tuple[str, ...]]] = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
+    reads_updates = False
+    of_part = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
 
     weighting: str | float = "uniform"  # uniform, historical, fresh, optimal, memory, or historical clients' share
     ratio: float | None = None  # c2 / c1 of the bound that optimal minimises
-    output_of: str = "last"  # last, or averaged over the rounds
-    radius: float | None = None  # of the ball around 0 that the model stays in; none: anywhere
+    output_of: Literal["last", "averaged"] = "last"  # last, or averaged over the rounds
+    radius: Positive | None = None  # of the ball around 0 that the model stays in; none: anywhere
     average: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
     total: float = field(default=0.0, init=False)  # what had a part so far
     filled: float = field(default=1.0, init=False)  # p_m of those with a sample in this round
@@ -53,9 +53,6 @@ class StreamFedAvg(FedAvg):
             raise unknown("algorithm.weighting", self.weighting, WEIGHTINGS)
         if (self.ratio is None) != (self.weighting != "optimal"):
             raise UserError(f"algorithm.ratio: {self.ratio} with weighting {self.weighting}; optimal alone needs one")
-        if self.output_of not in OUTPUTS:
-            raise unknown("algorithm.output_of", self.output_of, OUTPUTS)
-        check_positive("algorithm.radius", self.radius)
 
     def training_population(self, population: Population) -> Population:
         n, stream = population.train.counts * (population.base_importance > 0), population.stream

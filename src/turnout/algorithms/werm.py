@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
 from turnout.core import random
+from turnout.core.allowed import Share
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 
@@ -33,15 +33,10 @@ class WERM(FedAvg):
     clients join or leave, the two shares are those of everybody, not of those present.
     """
 
-    reads_updates: ClassVar[bool] = False
+    reads_updates = False
 
-    train_weight: float = 0.5  # w: share of the training data in the loss
+    train_weight: Share = 0.5  # w: share of the training data in the loss
     reference_clients: float | list[int] = 0.5  # who holds reference data: ids, how many, or (below 1) which share
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.train_weight <= 1:
-            raise UserError(f"algorithm.train_weight: {self.train_weight} must be from 0 to 1")
 
     def training_population(self, population: Population) -> Population:
         reference = self.holds_reference(population)

@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from turnout.cli._command import print_json, remark
-from turnout.cli._display import client_columns, failed, out, show_summary
-from turnout.cli._watching import NOBODY, Watching
+from turnout.cli._display import client_columns, err, failed, say, show_summary
 from turnout.cli.report import leave_report
 from turnout.config import config
-from turnout.record.ended import log_of
+from turnout.record.progress import Dashboard, ProgressBar
 from turnout.record.run_folder import free_name
+from turnout.record.signed import log_of
+from turnout.record.tracking import MLflow, TensorBoard
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Event, Observer
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
+
+Live = Annotated[bool, typer.Option("--live", help="Show a dashboard; not on a terminal: a line now and then.")]
+TensorBoardFolder = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="FOLDER", help="Log to FOLDER/NAME, for tensorboard --logdir.")
+]
+MLflowUri = Annotated[
+    str | None, typer.Option("--mlflow", metavar="URI", help="Log to a server, http://HOST:PORT, or sqlite:///FILE.")
+]
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Nothing of this is part of the result."""
+
+    live: bool = False
+    tensorboard: Path | None = None
+    mlflow: str | None = None
+
+    def trackers(self, name: str, settings: config.Settings) -> list[Observer]:
+        found: list[Observer] = []
+        if self.tensorboard is not None:
+            found.append(TensorBoard(self.tensorboard / name, settings))
+        if self.mlflow is not None:
+            found.append(MLflow(self.mlflow, settings, run_name=name))
+        return found
+
+    def screen(self) -> AbstractContextManager[ProgressBar | Dashboard | None]:
+        """A progress bar, or a dashboard."""
+        return Dashboard(err) if self.live else ProgressBar(err) if err.is_terminal else nullcontext()
+
+
+NOBODY = Watching()
 
 
 def is_named(overrides: list[str] | None) -> bool:
@@ -54,7 +89,7 @@ def carry_out(
     watching: Watching = NOBODY,
     kind: Callable[..., Server] = Simulation,
 ) -> None:
-    """Execute an experiment in a folder and show how it ended; exit code 1 if it diverged or nobody was heard."""
+    """Execute an experiment in a folder and show how it ended."""
     trackers = watching.trackers(settings.name, complete)
     with watching.screen() as screen:
         result = execute(
@@ -70,12 +105,19 @@ def carry_out(
     if settings.report:
         leave_report(folder, experiment)
     summary = result.summary()
+    hint = ""
+    if result.sensitivity is not None:
+        hint = f"Last hash of what the run left, for turnout.trust.verify --head: {log_of(folder).head}"
+    show_end(folder, summary if as_json else {**summary, "clients": client_columns(result.audit)}, as_json, hint)
+
+
+def show_end(folder: Path, summary: dict[str, Any], as_json: bool, hint: str = "") -> None:
+    """Show how a run ended; exit code 1 if it diverged or nobody was heard."""
     if as_json:
         print_json({"run": str(folder), **summary})
     else:
-        show_summary(folder, {**summary, "clients": client_columns(result.audit)})
-        if result.sensitivity is not None:
-            hint = f"Last hash of what the run left, for turnout.trust.verify --head: {log_of(folder).head}"
-            out.print(hint, highlight=False, markup=False, soft_wrap=True)
+        show_summary(folder, summary)
+        if hint:
+            say(hint)
     if failed(summary):
         raise typer.Exit(1)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from turnout.cli._command import Json, print_json, sentences
-from turnout.cli._display import err, out
+from turnout.cli._command import Json, print_json
+from turnout.cli._display import err, out, say, show_table
 from turnout.trust.attacks import KINDS, Leakage
 from turnout.trust.leakage import GROUPS, SHADOWS, Leaks, attack_run, finished
+
+HEADERS = ("members", "others", "accuracy", "AUC", "TPR at 1 % FPR")
 
 
 def attack(
@@ -27,11 +28,11 @@ def attack(
 
     Example: turnout attack runs/digits --by class
     """
-    with sentences(), warnings.catch_warnings(record=True) as remarks:
+    with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
         leaks = attack_run(*finished(folder), kind=kind, by=by, shadows=shadows, seed=seed)
     for remark in remarks:
-        err.print(f"turnout: {remark.message}", highlight=False, markup=False, soft_wrap=True)
+        say(f"turnout: {remark.message}", err)
     if as_json:
         print_json({"run": str(folder), "kind": kind, "by": by, **leaks.as_dict()})
     else:
@@ -41,28 +42,18 @@ def attack(
 def _show(folder: Path, kind: str, by: str | None, leaks: Leaks) -> None:
     test = ", ".join(f"test {name} {value:.4f}" for name, value in leaks.whole.test.items())
     out.print(f"\n[bold]{folder}[/bold]: {test}", highlight=False, soft_wrap=True)
-    table = _table(f"What it leaks, by the {kind} attack", "")
-    _add(table, "training data", leaks.whole.train)
-    if leaks.whole.reference is not None:
-        _add(table, "reference data", leaks.whole.reference)
-    out.print(table, highlight=False)
+    whole = {"training data": leaks.whole.train, "reference data": leaks.whole.reference}
+    rows = [_cells(name, found) for name, found in whole.items() if found is not None]
+    show_table(rows, ("", *HEADERS), f"What it leaks, by the {kind} attack", numbers=True)
     if by is not None:
-        table = _table(f"Of each {by}, most first", by)
         told = {name: found for name, found in leaks.groups.items() if found.known}
-        for name in sorted(told, key=lambda name: (-told[name].accuracy, name)):
-            _add(table, str(name), told[name])
-        out.print(table, highlight=False)
+        order = sorted(told, key=lambda name: (-told[name].accuracy, name))
+        show_table(
+            [_cells(str(name), told[name]) for name in order], (by, *HEADERS), f"Of each {by}, most first", numbers=True
+        )
     out.print("0.5 is a guess, and ± its standard error", highlight=False)
 
 
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for number, header in enumerate((first, "members", "others", "accuracy", "AUC", "TPR at 1 % FPR")):
-        table.add_column(header, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _add(table: Table, name: str, found: Leakage) -> None:
-    counts = str(found.members), str(found.non_members)
+def _cells(name: str, found: Leakage) -> tuple[str, ...]:
     values = (f"{found.accuracy:.3f} ± {found.noise:.3f}", f"{found.auc:.3f}", f"{found.tpr:.3f}")
-    table.add_row(name, *counts, *(values if found.known else 3 * "-"))
+    return name, str(found.members), str(found.non_members), *(values if found.known else 3 * "-")

@@ -1,33 +1,96 @@
 """The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
-unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few."""
+unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+
+A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import ast
+from collections import UserDict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from turnout.cli._display import out
-from turnout.cli.attack import attack
-from turnout.cli.compare import compare_runs, sweep_options
-from turnout.cli.demo import demo
-from turnout.cli.deploy import deploy_app, replay
-from turnout.cli.flower import simulate_flower
-from turnout.cli.inspect import inspect
-from turnout.cli.list import list_names
-from turnout.cli.plan import plan
-from turnout.cli.report import report
-from turnout.cli.resume import resume
-from turnout.cli.run import run
-from turnout.cli.show import show
-from turnout.cli.streams import streams_app
-from turnout.cli.study import study_app
-from turnout.cli.topology import topology_app
-from turnout.cli.tune import tune_options
-from turnout.cli.unlearn import unlearn
 from turnout.core.version import VERSION
 
+COMMANDS = {  # where the function is, or the app of several
+    "demo": "run:demo",
+    "run": "run:run",
+    "resume": "run:resume",
+    "plan": "plan:plan",
+    "tune": "plan:tune_options",
+    "list": "names:list_names",
+    "show": "names:show",
+    "inspect": "report:inspect",
+    "compare": "compare:compare_runs",
+    "sweep": "compare:sweep_options",
+    "attack": "attack:attack",
+    "report": "report:report",
+    "study": "study:study_app",
+    "topology": "topology:topology_app",
+    "streams": "streams:streams_app",
+    "unlearn": "unlearn:unlearn",
+    "simulate-flower": "flower:simulate_flower",
+    "deploy": "deploy:deploy_app",
+    "replay": "deploy:replay",
+}
+
+
+class _Imported(UserDict[str, Any]):
+    """Commands by name, each imported when it is looked at."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        from turnout.cli._command import sentences
+
+        file, _, attribute = self.data[name].partition(":")
+        found = getattr(import_module(f"turnout.cli.{file}"), attribute)
+        if not isinstance(found, typer.Typer):
+            one = typer.Typer(add_completion=False)
+            one.command(name)(sentences()(found))
+            found = one
+        command = typer.main.get_command(found)
+        command.name = name
+        return command
+
+
+class _Group(TyperGroup):
+    """The commands of `COMMANDS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Imported(COMMANDS)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the first line of what describes each command, none of which is imported for that."""
+        every = self.commands
+        self.commands = {name: TyperCommand(name, help=_line(*place.split(":"))) for name, place in COMMANDS.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = every
+
+
+def _line(file: str, attribute: str) -> str:
+    """Read the first line of a function's docstring, or of an app's help."""
+    tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return (ast.get_docstring(node) or "").split("\n")[0]
+        if isinstance(node, ast.keyword) and node.arg == "help" and attribute.endswith("_app"):
+            return str(ast.literal_eval(node.value)).split("\n")[0]
+    raise AssertionError(f"{file}: no {attribute}")
+
+
 app = typer.Typer(
+    cls=_Group,
     help="Federated learning with whoever shows up.",
     no_args_is_help=True,
     add_completion=False,
@@ -38,26 +101,5 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        out.print(VERSION)
+        typer.echo(VERSION)
         raise typer.Exit
-
-
-app.command()(demo)
-app.command()(run)
-app.command()(resume)
-app.command()(plan)
-app.command("tune")(tune_options)
-app.command("list")(list_names)
-app.command()(show)
-app.command()(inspect)
-app.command("compare")(compare_runs)
-app.command("sweep")(sweep_options)
-app.command()(attack)
-app.command()(report)
-app.add_typer(study_app(), name="study")
-app.add_typer(topology_app, name="topology")
-app.add_typer(streams_app, name="streams")
-app.command()(unlearn)
-app.command("simulate-flower")(simulate_flower)
-app.add_typer(deploy_app, name="deploy")
-app.command()(replay)

@@ -10,17 +10,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Column, Table
 
-from turnout.cli._command import Json, Source, print_json, remark, sentences
-from turnout.cli._display import err, out
+from turnout.cli._command import Json, Source, print_json, remark
+from turnout.cli._display import err, out, say, show_table
 from turnout.core.errors import UserError
 from turnout.core.statistics import WORST_PERCENTILE
 from turnout.plan.compare import Quantity, Row, Target, compare
 from turnout.plan.sweep import Combination, combinations, sweep
 from turnout.plan.workers import Failed
-from turnout.record.charts import splits
 from turnout.record.progress import duration
+from turnout.record.views import splits
 from turnout.report import page, read
 from turnout.report.blocks import megabytes, number
 
@@ -40,17 +39,7 @@ def compare_runs(
 
     Example: turnout compare runs/digits runs/demo --target test_accuracy=0.9
     """
-    with sentences():
-        aim = None if target is None else Target.parse(target)
-        runs = [read.recorded(folder, "compare") for folder in folders]
-        remark(sentence for run in runs for sentence in run.remarks)
-        rows = compare(runs, aim)
-        if report is not None:
-            page.write(runs, report)
-        if as_json:
-            print_json(_document(rows, aim))
-        else:
-            show_comparison(rows, aim)
+    _compare("compare", folders, _aim(target), report, as_json)
 
 
 def sweep_options(
@@ -73,28 +62,19 @@ def sweep_options(
 
     Example: turnout sweep digits algorithm=fedavg,fedfix seed=0..4 run.rounds=20 --target test_accuracy=0.8
     """
-    with sentences():
-        aim = None if target is None else Target.parse(target)
-        if workers < 0:
-            raise UserError(f"--workers: {workers} must be at least 1, or 0 for as many as there are cores")
-        found = combinations(source, words or [], aim)
-        if report is not None and len(found) > page.MOST:
-            raise UserError(f"--report: {len(found)} runs; a page shows at most {page.MOST}")
-        if dry_run:
-            _list(source, found, as_json)
-            return
-        failed = _carry_out(source, found, workers, ray)
-        done = [one.folder for one in found if one.folder not in failed]
-        runs = [read.recorded(folder, "sweep") for folder in done]
-        remark(sentence for run in runs for sentence in run.remarks)
-        rows = compare(runs, aim)
-        if report is not None and done:
-            page.write(runs, report)
-        if as_json:
-            failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
-            print_json({"sweep": str(found[0].folder.parent), "failed": failures, **_document(rows, aim)})
-        elif done:
-            show_comparison(rows, aim)
+    aim = _aim(target)
+    if workers < 0:
+        raise UserError(f"--workers: {workers} must be at least 1, or 0 for as many as there are cores")
+    found = combinations(source, words or [], aim)
+    if report is not None and len(found) > page.MOST:
+        raise UserError(f"--report: {len(found)} runs; a page shows at most {page.MOST}")
+    if dry_run:
+        _list(source, found, as_json)
+        return
+    failed = _carry_out(source, found, workers, ray)
+    done = [one.folder for one in found if one.folder not in failed]
+    failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
+    _compare("sweep", done, aim, report, as_json, sweep=str(found[0].folder.parent), failed=failures)
     if failed:
         raise typer.Exit(1)
 
@@ -103,21 +83,20 @@ def _carry_out(source: str, found: Sequence[Combination], workers: int, ray: str
     """Run what is not finished; which combinations failed, and why."""
     failed, done = {}, sum(one.state == "finished" for one in found)
     if done:
-        _say(f"{done} of {len(found)} are finished already")
+        say(f"{done} of {len(found)} are finished already", err)
     try:
         for one, answer in sweep(source, found, workers, ray):
             done += 1
-            _say(f"{done} of {len(found)}: {one.folder.name} ({answer.why if isinstance(answer, Failed) else answer})")
+            say(
+                f"{done} of {len(found)}: {one.folder.name} ({answer.why if isinstance(answer, Failed) else answer})",
+                err,
+            )
             if isinstance(answer, Failed):
                 failed[one.folder] = answer.why
     except KeyboardInterrupt:
-        _say(f"interrupted with {done} of {len(found)} done; the same command goes on")
+        say(f"interrupted with {done} of {len(found)} done; the same command goes on", err)
         raise typer.Exit(130) from None
     return failed
-
-
-def _say(line: str) -> None:
-    err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _list(source: str, found: Sequence[Combination], as_json: bool) -> None:
@@ -126,14 +105,26 @@ def _list(source: str, found: Sequence[Combination], as_json: bool) -> None:
         listed = zip(found, commands, strict=True)
         print_json([{"run": str(one.folder), "state": one.state, "command": command} for one, command in listed])
         return
-    table = Table("run", "state", box=None)
-    for one in found:
-        table.add_row(escape(str(one.folder)), one.state)
-    out.print(table)
+    show_table([(escape(str(one.folder)), one.state) for one in found], ("run", "state"))
 
 
-def _document(rows: Sequence[Row], aim: Target | None) -> dict[str, Any]:
-    return {"target": None if aim is None else vars(aim), "rows": [row.as_dict() for row in rows]}
+def _aim(target: str | None) -> Target | None:
+    return None if target is None else Target.parse(target)
+
+
+def _compare(
+    command: str, folders: Sequence[Path], aim: Target | None, report: Path | None, as_json: bool, **more: Any
+) -> None:
+    """Print the runs in these folders beside each other, or as JSON with `more`; and write their report."""
+    runs = [read.recorded(folder, command) for folder in folders]
+    remark(sentence for run in runs for sentence in run.remarks)
+    rows = compare(runs, aim)
+    if report is not None and runs:
+        page.write(runs, report)
+    if as_json:
+        print_json({**more, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
+    elif runs:
+        show_comparison(rows, aim)
 
 
 # -- the tables -----------------------------------------------------------------------------------------------
@@ -142,12 +133,12 @@ def _document(rows: Sequence[Row], aim: Target | None) -> dict[str, Any]:
 def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
     """Two tables of columns in which some run has something to say: where the runs ended, and what they took."""
     for title, columns in (("Where the runs ended", _measured(rows)), ("What they took", _taken(rows, aim))):
-        table = Table(Column("run", overflow="fold"), *columns.values(), title=title, title_justify="left", box=None)
-        for row in rows:
-            name = row.label if row.finished else f"{row.label} (unfinished)"
-            table.add_row(escape(name), *(_cell(column, row.quantities.get(column)) for column in columns))
+        names = [escape(row.label if row.finished else f"{row.label} (unfinished)") for row in rows]
+        cells = [[_cell(column, row.quantities.get(column)) for column in columns] for row in rows]
         if columns:
-            out.print(table)
+            show_table(
+                [(name, *row) for name, row in zip(names, cells, strict=True)], ("run", *columns.values()), title
+            )
     seeds = sorted({len(row.runs) for row in rows})
     if seeds[-1] > 1:
         out.print(f"Means over {' to '.join(map(str, seeds))} seeds ± half of the 95 % Student interval.", style="dim")

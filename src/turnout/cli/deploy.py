@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnout.cli._carry_out import is_named, where
-from turnout.cli._command import Json, Overrides, Source, print_json, remark, sentences
-from turnout.cli._display import err, failed, out, show_summary
+from turnout.cli._carry_out import is_named, show_end, where
+from turnout.cli._command import Commands, Json, Overrides, Overwrite, Source, print_json, remark
+from turnout.cli._display import err, say
 from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.core.files import read_json
@@ -23,12 +23,11 @@ from turnout.core.imports import extra, missing
 from turnout.record.run_folder import READ, examine
 
 if TYPE_CHECKING:
-    from turnout.deploy.processes import Child
+    from turnout.deploy.link import Child
 
-deploy_app = typer.Typer(
+deploy_app = Commands(
     help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
-    "Example: turnout deploy local 3 digits run.rounds=5",
-    no_args_is_help=True,
+    "Example: turnout deploy local 3 digits run.rounds=5"
 )
 _MADE_UP = ("availability", "crashes", "detection", "links")  # of simulated clients; real ones have their own
 _HERE = ("127.0.0.1", "localhost")
@@ -78,15 +77,13 @@ def init(
 
     Example: turnout deploy init hospital digits clients.count=3 --host learn.example.org
     """
-    with sentences(), _flower():
+    with _flower():
         built, _, complete = _read(source, overrides or [])
         _prepare(folder, built, complete, [*(host or []), *_HERE], data)
-        out.print(
+        say(
             f"Made {folder}/server and {folder}/clients/0 to {built.population.size - 1}: carry each to its machine. "
             f"Then: turnout deploy server {folder}/server, and at each client: turnout deploy client FOLDER "
-            "--superlink HOST:PORT",
-            highlight=False,
-            soft_wrap=True,
+            "--superlink HOST:PORT"
         )
 
 
@@ -101,7 +98,7 @@ def server(
 
     Example: turnout deploy server hospital/server
     """
-    with sentences(), _flower():
+    with _flower():
         from turnout.deploy.link import Link
 
         settings = config.RunSettings(**config.read_run(folder).get("run", {}))
@@ -109,7 +106,7 @@ def server(
         with Link(folder, host, port) as link:
             err.print(f"The SuperLink listens at {link.address}", highlight=False)
             link.carry_out(run)
-        _show(run, as_json)
+        show_end(run, read_json(run / "result.json"), as_json)
 
 
 @deploy_app.command("client")
@@ -121,8 +118,8 @@ def client(
 
     Example: turnout deploy client hospital/clients/0 --superlink learn.example.org:9092
     """
-    with sentences(), _flower():
-        from turnout.deploy.link import node
+    with _flower():
+        from turnout.deploy.link import node, stop_all
 
         child = node(folder, superlink)
         try:
@@ -130,7 +127,7 @@ def client(
                 time.sleep(0.5)
             raise UserError(f"deploy: the SuperNode has ended:\n{child.tail()}")
         finally:
-            child.stop()
+            stop_all([child])
 
 
 @deploy_app.command("local")
@@ -138,14 +135,14 @@ def local(
     clients: Annotated[int, typer.Argument(metavar="N", min=1, help="How many SuperNodes, each with its own shard.")],
     source: Source,
     overrides: Overrides = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Carry out a configuration on this machine over a real network: a SuperLink and N SuperNodes on loopback.
 
     Example: turnout deploy local 3 digits run.rounds=5
     """
-    with sentences(), _flower():
+    with _flower():
         import flwr  # noqa: F401  before anything is made
 
         built, settings, complete = _read(source, [*(overrides or []), f"clients.count={clients}"])
@@ -155,12 +152,11 @@ def local(
         with tempfile.TemporaryDirectory(prefix="turnout-deploy-") as folder:
             _prepare(Path(folder) / "all", built, complete, list(_HERE))
             _carry_out(Path(folder) / "all", clients, run, overwrite)
-        _show(run, as_json)
+        show_end(run, read_json(run / "result.json"), as_json)
 
 
 def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
-    from turnout.deploy.link import Link, node
-    from turnout.deploy.processes import stop_all
+    from turnout.deploy.link import Link, node, stop_all
 
     nodes: list[Child] = []
     with Link(folder / "server") as link:
@@ -172,16 +168,6 @@ def _carry_out(folder: Path, clients: int, run: Path, overwrite: bool) -> None:
             stop_all(nodes)
 
 
-def _show(run: Path, as_json: bool) -> None:
-    summary = read_json(run / "result.json")
-    if as_json:
-        print_json({"run": str(run), **summary})
-    else:
-        show_summary(run, summary)
-    if failed(summary):
-        raise typer.Exit(1)
-
-
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run, such as runs/digits.")],
     overrides: Overrides = None,
@@ -191,23 +177,20 @@ def replay(
 
     Example: turnout replay runs/digits
     """
-    with sentences():
-        from turnout.deploy.replay import difference
+    from turnout.deploy.replay import difference
 
-        remark(examine("replay", folder, (*READ, "jobs", "arrivals", "model.safetensors")))
-        if not (folder / "arrivals").is_dir() or not (folder / "result.json").exists():
-            raise UserError(f"replay: {folder} is not the folder of a deployed run that has ended")
-        built, _, _ = config.build(config.read_run(folder, overrides))
-        found = difference(built, folder)
-        if as_json:
-            print_json({"run": str(folder), **found, "tolerance": TOLERANCE})
-        else:
-            verdict = "at most" if found["difference"] <= TOLERANCE else "more than"
-            out.print(
-                f"{found['rounds']} rounds, {found['jobs']} jobs replayed: the models differ by "
-                f"{found['difference']:.3g}, {verdict} the {TOLERANCE:g} of rounding",
-                highlight=False,
-                soft_wrap=True,
-            )
+    remark(examine("replay", folder, (*READ, "jobs", "arrivals", "model.safetensors")))
+    if not (folder / "arrivals").is_dir() or not (folder / "result.json").exists():
+        raise UserError(f"replay: {folder} is not the folder of a deployed run that has ended")
+    built, _, _ = config.build(config.read_run(folder, overrides))
+    found = difference(built, folder)
+    if as_json:
+        print_json({"run": str(folder), **found, "tolerance": TOLERANCE})
+    else:
+        verdict = "at most" if found["difference"] <= TOLERANCE else "more than"
+        say(
+            f"{found['rounds']} rounds, {found['jobs']} jobs replayed: the models differ by "
+            f"{found['difference']:.3g}, {verdict} the {TOLERANCE:g} of rounding"
+        )
     if found["difference"] > TOLERANCE:
         raise typer.Exit(1)

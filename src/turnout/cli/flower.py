@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from turnout.cli._carry_out import carry_out
-from turnout.cli._command import Json, Overrides, sentences
-from turnout.cli._watching import NOBODY, Watching
+from turnout.cli._carry_out import NOBODY, Watching, carry_out
+from turnout.cli._command import Json, Overrides
 from turnout.config import config
 from turnout.config.config import ClientSettings, RunSettings, Settings
 from turnout.config.options import call
@@ -76,18 +75,18 @@ def simulate_flower(
 
     Example: turnout simulate-flower examples/flower-quickstart --population digits --algorithm fedbuff
     """
-    with sentences():
-        named = [] if algorithm is None else [f"algorithm.name={algorithm}"]
-        settings = _settings(app, population, named + (overrides or []))
-        for name, value in (("rounds", rounds), ("seed", seed)):
-            if value is not None:
-                settings.setdefault("run", {})[name] = value
-        if run_config:
-            settings["flower"]["run_config"] = _run_config(run_config)
-        folder = out or Path("runs") / app.resolve().name
-        folder = folder if out or overwrite else free_name(folder)
-        settings.setdefault("run", {})["name"] = folder.name
-        _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
+    world = config.read(population)  # who takes part; all else is as the app has it, or as given
+    settings: Settings = {"flower": {"app": str(app)}} | {name: world[name] for name in _WHO if name in world}
+    given = [] if algorithm is None else [f"algorithm.name={algorithm}"]
+    given += overrides or []
+    given += [f"run.{name}={value}" for name, value in (("rounds", rounds), ("seed", seed)) if value is not None]
+    given += [f"flower.run_config.{text}" for text in run_config or []]
+    for text in given:
+        config.apply(settings, text)
+    folder = out or Path("runs") / app.resolve().name
+    folder = folder if out or overwrite else free_name(folder)
+    settings.setdefault("run", {})["name"] = folder.name
+    _simulate(settings, folder, overwrite=overwrite, resume=False, as_json=as_json)
 
 
 def resume_flower(folder: Path, overrides: list[str], as_json: bool, watching: Watching) -> None:
@@ -101,23 +100,6 @@ def resume_flower(folder: Path, overrides: list[str], as_json: bool, watching: W
 def is_flower(folder: Path) -> bool:
     """Whether a run is that of an app."""
     return "flower" in config.toml(str(folder / "config.toml"))
-
-
-def _settings(app: Path, population: str, overrides: list[str]) -> Settings:
-    """Who takes part from the configuration; all else as the app has it, or as given."""
-    world = config.read(population)
-    settings: Settings = {"flower": {"app": str(app)}} | {name: world[name] for name in _WHO if name in world}
-    for override in overrides:
-        config.apply(settings, override)
-    return settings
-
-
-def _run_config(texts: list[str]) -> dict[str, Any]:
-    """Values as TOML has them; a bare word is a string."""
-    values: Settings = {}
-    for text in texts:
-        config.apply(values, f"app.{text}")
-    return values["app"]
 
 
 def _simulate(

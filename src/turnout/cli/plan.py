@@ -1,13 +1,22 @@
-"""`turnout plan`: what waiting policies would do, before anything is trained."""
+"""`turnout plan` and `turnout tune`: what waiting policies would do, and the best learning rate, or other options."""
 
 from __future__ import annotations
 
-from turnout.cli._command import Json, Overrides, Source, print_json, sentences
-from turnout.cli._display import show_outlook
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from turnout.cli._command import Json, Overrides, Source, listed, print_json
+from turnout.cli._display import err, out, say, show_table
 from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
-from turnout.plan import advice
+from turnout.plan import advice, tune
+from turnout.record.progress import duration
+from turnout.run.experiment import Experiment
 
 
 def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -15,14 +24,77 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
 
     Example: turnout plan digits devices.sigma=1.2
     """
-    with sentences():
-        experiment, _, _ = config.build(config.read(source, overrides or []))
-        local = getattr(experiment.algorithm, "local", None)
-        if not isinstance(local, LocalSGD):
-            raise UserError(f"algorithm.name: {type(experiment.algorithm).__name__} has no local work to plan for")
-        size = experiment.task.size * experiment.plan.dtype.itemsize
-        found = advice.outlook(experiment.population, local, size, experiment.seed)
-        if as_json:
-            print_json(found.as_dict())
-        else:
-            show_outlook(found)
+    experiment, _, _ = config.build(config.read(source, overrides))
+    size = experiment.task.size * experiment.plan.dtype.itemsize
+    found = advice.outlook(experiment.population, local_work(experiment), size, experiment.seed)
+    if as_json:
+        print_json(asdict(found))
+        return
+    speeds = f"jobs take {duration(found.fastest_seconds)} to {duration(found.slowest_seconds)} in the mean"
+    out.print(f"\n[bold]{found.clients} clients[/bold]; {speeds}", highlight=False)
+    show_table([advice.cells(row) for row in found.policies if row.refused is None], advice.HEADERS, numbers=True)
+    for text in (advice.LEGEND, *found.advice):
+        out.print(f"\n{text}", highlight=False, markup=False)
+
+
+def local_work(experiment: Experiment) -> LocalSGD:
+    """The local work of the algorithm, where it has some to look at."""
+    local = getattr(experiment.algorithm, "local", None)
+    if not isinstance(local, LocalSGD):
+        raise UserError(f"algorithm.name: {type(experiment.algorithm).__name__} has no local work to plan for")
+    return local
+
+
+def tune_options(
+    source: Source,
+    overrides: Overrides = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION=VALUES", help="local.lr=1e-4..1 (a 1-2-5 grid) or local.batch_size=16,32; repeatable."
+        ),
+    ] = None,
+    schemes: Annotated[str, typer.Option(help="Algorithms, as fedavg,fedfix; default: the configuration's own.")] = "",
+    measure: Annotated[str, typer.Option(help="validation_loss, validation_accuracy, train_loss.")] = "validation_loss",
+    budget: Annotated[int, typer.Option(help="Runs at most, for each scheme.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Runs for each value; their mean counts.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Find the best learning rate, or other options, for each scheme, without looking at the test data.
+
+    Example: turnout tune digits --option local.lr=1e-2..1 --schemes fedavg,fedfix
+    """
+    tuning, found = tune.tune(
+        source,
+        overrides or [],
+        options=option or (tune.DEFAULT,),
+        schemes=listed(schemes),
+        measure=measure,
+        budget=budget,
+        seeds=seeds,
+        report=partial(say, to=err),
+    )
+    if as_json:
+        print_json(tune.as_dict(tuning, found))
+    else:
+        for tuned in found:
+            _show_tuned(tuning, tuned)
+    if any(tuned.best is None for tuned in found):
+        raise typer.Exit(1)
+
+
+def _show_tuned(tuning: tune.Tuning, tuned: tune.Tuned) -> None:
+    best, rows = tuned.best, []
+    for trial in tuning.in_order(tuned.trials):
+        last = trial.runs[-1]
+        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+        taken = str(last.rounds), duration(last.virtual_seconds)
+        rows.append((*map(escape, trial.point), value, *taken, "best" if trial is best else ""))
+    headers = (*(choice.option for choice in tuning.choices), tuning.measure.replace("_", " "), "rounds", "time", "")
+    show_table(rows, headers, f"{tuned.scheme}: {len(tuned.trials)} values tried", boxed=True)
+    if best is None:
+        out.print("Every value diverged: try smaller ones.\n")
+        return
+    for sentence in tuning.ends(best):
+        out.print(f"{sentence}.", highlight=False, markup=False)
+    say(f"{tuning.command(tuned.scheme, best.point)}\n")

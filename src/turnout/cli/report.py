@@ -1,28 +1,53 @@
-"""`turnout report`: one HTML page for a run, or for up to ten compared. Runs leave one behind, too."""
+"""`turnout inspect` and `turnout report`: a run again, and one HTML page of it, or of up to ten compared. Runs leave
+one behind, too."""
 
 from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from turnout.algorithms.dpasgd import DPASGD
-from turnout.cli._command import remark, sentences
-from turnout.cli._display import err, out
+from turnout.cli._command import Json, RunFolder, print_json, remark
+from turnout.cli._display import err, out, say, show_paths, show_summary
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.peers.design import evaluate
 from turnout.peers.network import Exchange
 from turnout.peers.peers import message_bytes, over_own_links, ring
 from turnout.peers.picture import draw
+from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
 from turnout.report import page, read
 from turnout.run.experiment import Experiment
 
 MOST_DRAWN = 100  # silos of a map that can be read
+
+
+def inspect(folder: RunFolder, as_json: Json = False) -> None:
+    """Show a run again: result and audit of a finished one, how far an unfinished one got.
+
+    Example: turnout inspect runs/digits
+    """
+    run = read.recorded(folder, "inspect", "config.toml")
+    remark(run.remarks)
+    summary = run.summary or {"unfinished": True, "last": _last_row(run)}
+    if as_json:
+        print_json({"run": str(folder), **summary, "paths": run.plan.get("paths", [])})
+    elif "unfinished" in summary:
+        reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
+        show_paths(folder)
+        out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
+    else:
+        show_summary(folder, summary)
+
+
+def _last_row(run: read.Recorded) -> dict[str, Any]:
+    rounds = run.rounds()
+    return {name: values[-1].item() for name, values in rounds.items()} if rounds else {"round": 0, "time": 0.0}
 
 
 def report(
@@ -39,14 +64,13 @@ def report(
 
     Example: turnout report runs/digits runs/fedfix --out compared.html
     """
-    with sentences():
-        path = path or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-        runs = [read.recorded(folder) for folder in folders]
-        remark(sentence for run in runs for sentence in run.remarks)
-        page.write(runs, path)
-        out.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
-        if show:
-            webbrowser.open(path.resolve().as_uri())
+    path = path or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    runs = [read.recorded(folder) for folder in folders]
+    remark(sentence for run in runs for sentence in run.remarks)
+    page.write(runs, path)
+    say(f"Written: {path}")
+    if show:
+        webbrowser.open(path.resolve().as_uri())
 
 
 def leave_report(folder: Path, experiment: Experiment | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`turnout run`: carry out a configuration."""
+"""`turnout run`, `turnout demo` and `turnout resume`: carry out a configuration, or go on with it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,38 @@ from typing import Annotated
 
 import typer
 
-from turnout.cli._carry_out import carry_out, is_named, where
-from turnout.cli._command import Json, Overrides, Source, sentences
-from turnout.cli._watching import NOBODY, Live, MLflowUri, TensorBoardFolder, Watching
+from turnout.cli._carry_out import (
+    NOBODY,
+    Live,
+    MLflowUri,
+    TensorBoardFolder,
+    Watching,
+    carry_out,
+    is_named,
+    where,
+)
+from turnout.cli._command import Json, Overrides, Overwrite, RunFolder, Source
+from turnout.cli._display import out
+from turnout.cli.flower import is_flower, resume_flower
 from turnout.config import config
+from turnout.record.run_folder import check_is_run, examine
+
+
+def demo(as_json: Json = False) -> None:
+    """Train over a hundred unreliable clients on bundled data and show whose data counted.
+
+    Example: turnout demo
+    """
+    run_configuration("digits", ["run.name=demo"], overwrite=True, resume=False, as_json=as_json)
+    if not as_json:
+        commands = ("turnout run digits algorithm.name=scaffold", "turnout list algorithms", "turnout show fedprox")
+        out.print("\nNext: " + ", ".join(f"[bold]{command}[/bold]" for command in commands))
 
 
 def run(
     source: Source,
     overrides: Overrides = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run of the same name.")] = False,
+    overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run of this name, if there is one.")] = False,
     live: Live = False,
     tensorboard: TensorBoardFolder = None,
@@ -27,14 +49,34 @@ def run(
 
     Example: turnout run digits algorithm.name=fedprox algorithm.mu=0.1 run.rounds=20 run.seed=1
     """
-    with sentences():
-        watching = Watching(live, tensorboard, mlflow)
-        run_configuration(source, overrides or [], overwrite, resume, as_json, watching=watching)
+    watching = Watching(live, tensorboard, mlflow)
+    run_configuration(source, overrides, overwrite, resume, as_json, watching=watching)
+
+
+def resume(
+    folder: RunFolder,
+    overrides: Overrides = None,
+    live: Live = False,
+    tensorboard: TensorBoardFolder = None,
+    mlflow: MLflowUri = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with an interrupted run; the result has the same bits as if it had never stopped.
+
+    Example: turnout resume runs/digits run.rounds=200
+    """
+    check_is_run("resume", folder)
+    examine("resume", folder, ("config.toml",))
+    watching = Watching(live, tensorboard, mlflow)
+    if is_flower(folder):
+        resume_flower(folder, overrides or [], as_json, watching)
+    else:
+        run_configuration("", overrides, False, True, as_json, folder, watching)
 
 
 def run_configuration(
     source: str,
-    overrides: list[str],
+    overrides: list[str] | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,

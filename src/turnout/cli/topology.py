@@ -8,10 +8,9 @@ from typing import Annotated, cast
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from turnout.cli._command import Json, print_json, sentences
-from turnout.cli._display import out
+from turnout.cli._command import Commands, Json, listed, print_json
+from turnout.cli._display import out, say, show_table
 from turnout.core.errors import UserError, unknown
 from turnout.core.files import write_text
 from turnout.peers import quantities, underlays
@@ -19,10 +18,9 @@ from turnout.peers.design import NAMES, PAPER, Design, design, write_overlay
 from turnout.peers.network import Exchange
 from turnout.peers.picture import draw
 
-topology_app = typer.Typer(
+topology_app = Commands(
     help="Overlays for silos without a server, and the time a round takes over them.\n\n"
-    "Example: turnout topology design geant --model-size 11.2Mparams --access 1Gbps",
-    no_args_is_help=True,
+    "Example: turnout topology design geant --model-size 11.2Mparams --access 1Gbps"
 )
 
 
@@ -36,11 +34,8 @@ def list_underlays(as_json: Json = False) -> None:
     if as_json:
         print_json({u.name: {"silos": len(u.silos), "links": len(u.links), "about": u.description} for u in found})
         return
-    table = Table("underlay", "silos", "links", "", box=None)
-    for underlay in found:
-        counts = str(len(underlay.silos)), str(len(underlay.links))
-        table.add_row(f"[bold]{underlay.name}[/bold]", *counts, escape(underlay.description))
-    out.print(table)
+    rows = [(f"[bold]{u.name}[/bold]", str(len(u.silos)), str(len(u.links)), escape(u.description)) for u in found]
+    show_table(rows, ("underlay", "silos", "links", ""))
 
 
 @topology_app.command("design")
@@ -82,41 +77,40 @@ def design_overlays(
 
     Example: turnout topology design geant --model-size 11.2Mparams --access 1Gbps --compute 25.4ms --out geant
     """
-    with sentences():
-        underlay = underlays.read(source)
-        network = underlay.network(
-            None if access is None else quantities.rate("--access", access),
-            None if core is None else quantities.rate("--core", core),
-            cast(underlays.LatencyMode, latency_mode),
+    underlay = underlays.read(source)
+    network = underlay.network(
+        None if access is None else quantities.rate("--access", access),
+        None if core is None else quantities.rate("--core", core),
+        cast(underlays.LatencyMode, latency_mode),
+    )
+    exchange = _exchange(underlay, model_size, compute, local_steps, preset)
+    names = listed(overlays)
+    if not names:
+        raise UserError(f"--overlays: {overlays!r} names none; allowed: {', '.join(NAMES)}")
+    rows = design(network, exchange, names, center=center, budget=budget, max_degree=max_degree, seed=seed)
+    chosen = _choose(rows, choose)
+    files = []
+    if folder is not None:
+        files = [folder / "overlay.json", folder / "overlay.svg"]
+        title = f"{chosen.name} on {underlay.name}: {1e3 * chosen.cycle_time:.1f} ms a round"
+        write_overlay(files[0], chosen, network.names)
+        write_text(files[1], draw(network, chosen, title))
+    if as_json:
+        print_json(
+            {
+                "underlay": underlay.name,
+                "silos": list(network.names),
+                "model_bits": exchange.model_bits,
+                "local_steps": exchange.local_steps,
+                "overlays": [row.as_dict(network.names) for row in rows],
+                "chosen": chosen.name,
+                "files": [str(path) for path in files],
+            }
         )
-        exchange = _exchange(underlay, model_size, compute, local_steps, preset)
-        names = [name.strip() for name in overlays.split(",") if name.strip()]
-        if not names:
-            raise UserError(f"--overlays: {overlays!r} names none; allowed: {', '.join(NAMES)}")
-        rows = design(network, exchange, names, center=center, budget=budget, max_degree=max_degree, seed=seed)
-        chosen = _choose(rows, choose)
-        files = []
-        if folder is not None:
-            files = [folder / "overlay.json", folder / "overlay.svg"]
-            title = f"{chosen.name} on {underlay.name}: {1e3 * chosen.cycle_time:.1f} ms a round"
-            write_overlay(files[0], chosen, network.names)
-            write_text(files[1], draw(network, chosen, title))
-        if as_json:
-            print_json(
-                {
-                    "underlay": underlay.name,
-                    "silos": list(network.names),
-                    "model_bits": exchange.model_bits,
-                    "local_steps": exchange.local_steps,
-                    "overlays": [row.as_dict(network.names) for row in rows],
-                    "chosen": chosen.name,
-                    "files": [str(path) for path in files],
-                }
-            )
-            return
-        _show(rows, chosen, f"{underlay.name}, {len(network)} silos")
-        if files:
-            out.print(f"Written: {files[0]}, {files[1]}", highlight=False, markup=False, soft_wrap=True)
+        return
+    _show(rows, chosen, f"{underlay.name}, {len(network)} silos")
+    if files:
+        say(f"Written: {files[0]}, {files[1]}")
 
 
 def _exchange(
@@ -146,19 +140,18 @@ def _choose(rows: list[Design], name: str | None) -> Design:
 
 
 def _show(rows: list[Design], chosen: Design, title: str) -> None:
-    table = Table(title=title, title_justify="left", box=None)
-    reasons = Table(show_header=False, title="What the time is spent on", title_justify="left", box=None)
-    for number, header in enumerate(("overlay", "cycle time", "rounds/s", "degree", "spectral gap")):
-        table.add_column(header, justify="right" if number else "left", no_wrap=True)
+    table, reasons = [], []
     for row in rows:
         name = f"[bold]{row.name}[/bold]" if row is chosen else row.name
         if row.overlay is None:
-            table.add_row(name, *4 * "-")
-            reasons.add_row(name, escape(row.remark))
+            table.append((name, *4 * "-"))
+            reasons.append((name, escape(row.remark)))
             continue
         error = f" ± {1e3 * row.standard_error:.1f}" if row.standard_error else ""
         speed = f"{1e3 * row.cycle_time:.1f}{error} ms", f"{row.throughput:.3g}"
-        table.add_row(name, *speed, str(row.degree), f"{row.spectral_gap:.3g}")
-        reasons.add_row(name, escape(row.bottleneck + (f" ({row.remark})" if row.remark else "")))
-    for part in (table, "", reasons, f"\nChosen: [bold]{chosen.name}[/bold]"):
-        out.print(part, highlight=False)
+        table.append((name, *speed, str(row.degree), f"{row.spectral_gap:.3g}"))
+        reasons.append((name, escape(row.bottleneck + (f" ({row.remark})" if row.remark else ""))))
+    show_table(table, ("overlay", "cycle time", "rounds/s", "degree", "spectral gap"), title, numbers=True)
+    out.print()
+    show_table(reasons, title="What the time is spent on")
+    out.print(f"\nChosen: [bold]{chosen.name}[/bold]", highlight=False)

@@ -9,19 +9,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from turnout.cli._command import Json, print_json, remark, sentences
-from turnout.cli._display import err, out
+from turnout.cli._command import Json, print_json, remark
+from turnout.cli._display import err, out, say, show_table
 from turnout.cli.report import leave_report
 from turnout.config import config
 from turnout.core.errors import UserError
+from turnout.record.branch import stored_bytes
 from turnout.record.progress import ProgressBar, duration
-from turnout.record.retention import stored_bytes
 from turnout.record.run_folder import READ, check_is_run, examine, locked
 from turnout.trust import request
-from turnout.trust.cost import cost, stopping_of
 from turnout.trust.forget import Branches, Rollback
+from turnout.trust.request import cost, stopping_of
 
 _FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)  # of sigma, for the outlook of a dry run
 
@@ -58,7 +57,7 @@ def unlearn(
 
     Example: turnout unlearn runs/digits --client 3 --epsilon 10 --delta 0.01 --dry-run
     """
-    with sentences(), locked(folder):
+    with locked(folder):
         check_is_run("unlearn", folder)
         tracked = () if from_scratch else ("sensitivity", "model.safetensors")
         remark(examine("unlearn", folder, (*READ, *tracked, "unlearning")))
@@ -93,17 +92,10 @@ def unlearn(
         if as_json:
             print_json({"run": str(folder), "certificate": str(path), **certificate})
             return
-        out.print(certificate["statement"], highlight=False, markup=False, soft_wrap=True)
-        _assumptions(certificate["assumptions"])
-        for line in (f"Written: {path}, {path.with_suffix('.html')}", f"Last hash of the log: {run.log.head}"):
-            out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _assumptions(found: list[dict[str, Any]]) -> None:
-    table = Table(show_header=False, box=None)
-    for one in found:
-        table.add_row(one["state"], escape(one["sentence"]), escape(one["why"]))
-    out.print(table)
+        say(certificate["statement"])
+        found = certificate["assumptions"]
+        show_table([(one["state"], escape(one["sentence"]), escape(one["why"])) for one in found])
+        say(f"Written: {path}, {path.with_suffix('.html')}\nLast hash of the log: {run.log.head}")
 
 
 def _dry_run(run: request.Run, plan: Rollback, price: dict[str, Any], as_json: bool) -> None:
@@ -134,11 +126,9 @@ def _dry_run(run: request.Run, plan: Rollback, price: dict[str, Any], as_json: b
         print_json(document)
         return
     out.print(_sentences(run, plan, price, last), highlight=False, soft_wrap=True)
-    table = Table("sigma", "rollback to round", "epsilon", box=None)
-    for row in outlook:
-        table.add_row(f"{row['sigma']:g}", str(row["round"]), f"{row['epsilon']:.4g}")
-    if outlook:
-        out.print(table)
+    rows = [(f"{row['sigma']:g}", str(row["round"]), f"{row['epsilon']:.4g}") for row in outlook]
+    if rows:
+        show_table(rows, ("sigma", "rollback to round", "epsilon"))
 
 
 def _sentences(run: request.Run, plan: Rollback, price: dict[str, Any], last: int) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from turnout.clients.columns import check_members
 from turnout.core import random
-from turnout.core.errors import UserError
+from turnout.core.allowed import Share, WholeNumber
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
@@ -50,19 +51,13 @@ class Adversary(Spelt):
     Answers that carry no update (reports) pass. Fields with `init=False` are state, as those of an algorithm.
     """
 
+    section: ClassVar[str] = "adversary"
     looks_at_data: ClassVar[bool] = True  # a class whose choice follows from no update declares False itself
 
-    budget: float  # epsilon: share of those invited that may be silenced, by importance
-    leave: int = field(default=1, kw_only=True)  # clients of an invitation that always answer
-    begins: int = field(default=0, kw_only=True)  # first round in which it acts
-    ends: int | None = field(default=None, kw_only=True)  # round from which it acts no more; none: never
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.budget <= 1:
-            raise UserError(f"adversary.budget: {self.budget} must be from 0 to 1")
-        for name in ("leave", "begins", "ends"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise UserError(f"adversary.{name}: {value} must be at least 0")
+    budget: Share  # epsilon: share of those invited that may be silenced, by importance
+    leave: WholeNumber = field(default=1, kw_only=True)  # clients of an invitation that always answer
+    begins: WholeNumber = field(default=0, kw_only=True)  # first round in which it acts
+    ends: WholeNumber | None = field(default=None, kw_only=True)  # round from which it acts no more; none: never
 
     def begin(self, clients: int) -> None:
         """Before the first round, for those that remember."""
@@ -125,11 +120,7 @@ class Silence(Adversary):
     clients: list[int]  # ids of those who are silenced
 
     def begin(self, clients: int) -> None:
-        strangers = [client for client in self.clients if not 0 <= client < clients]
-        if strangers:
-            raise UserError(
-                f"adversary.clients: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}"
-            )
+        check_members("adversary.clients", self.clients, clients)
 
     def wanted(self, server: Server, updates: Updates, room: Room) -> IntArray:
         order = self.shuffled(server, updates)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 
 from turnout.core import random
+from turnout.core.allowed import Range
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.core.spelling import spelt
 
 MOST_PERIODS = 1_000_000
 Arrivals = Callable[[int, IntArray, int], IntArray]  # seed, [N] samples a client will have had, period -> [N]
+Some = Annotated[int, Range(1, MOST_PERIODS)]
+# A slower stream brings no second sample while anybody waits; a faster one more than any client has.
+Rate = Annotated[float, Range(1 / MOST_PERIODS, 1e12)]
 
 
 @spelt
-def constant(rate: float = 1.0) -> Arrivals:  # samples a period
+def constant(rate: Rate = 1.0) -> Arrivals:  # samples a period
     """`rate` samples a period; of a broken number whenever a whole one has come together, the first at once."""
-    _check_rate(rate)
 
     def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
         before, after = (int(np.ceil(np.round(number * rate, 9))) for number in (period, period + 1))
@@ -28,9 +32,8 @@ def constant(rate: float = 1.0) -> Arrivals:  # samples a period
 
 
 @spelt
-def spread(periods: int = 100) -> Arrivals:  # over which the samples arrive
+def spread(periods: Some = 100) -> Arrivals:  # over which the samples arrive
     """Evenly over so many periods: in each N_m / periods, or one of the two whole numbers around it."""
-    _check("periods", periods)
 
     def counts(_seed: int, samples: IntArray, period: int) -> IntArray:
         return -(-samples * (period + 1) // periods) + (-samples * period // periods)
@@ -39,9 +42,8 @@ def spread(periods: int = 100) -> Arrivals:  # over which the samples arrive
 
 
 @spelt
-def once(periods: int = 100) -> Arrivals:  # in one of which all samples arrive
+def once(periods: Some = 100) -> Arrivals:  # in one of which all samples arrive
     """All at once, in one of so many periods: a client that is there for a moment."""
-    _check("periods", periods)
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
         moment = random.integers(random.key(seed, "once", np.arange(len(samples))), 1, np.array(periods))[:, 0]
@@ -51,11 +53,9 @@ def once(periods: int = 100) -> Arrivals:  # in one of which all samples arrive
 
 
 @spelt
-def poisson(rate: float = 1.0) -> Arrivals:  # samples a period, in the mean
+def poisson(rate: Rate = 1.0) -> Arrivals:  # samples a period, in the mean
     """`rate` samples a period in the mean, independently."""
     from scipy import stats  # half as slow as torch to import, and only this needs it
-
-    _check_rate(rate)
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
         u = random.uniform(random.key(seed, "poisson", np.arange(len(samples)), period), 1)[:, 0]
@@ -66,13 +66,11 @@ def poisson(rate: float = 1.0) -> Arrivals:  # samples a period, in the mean
 
 @spelt
 def bursts(
-    rate: int = 1,  # samples a period of a burst
-    cycle: int = 10,  # periods from one burst to the next
+    rate: Some = 1,  # samples a period of a burst
+    cycle: Some = 10,  # periods from one burst to the next
     length: int = 3,  # periods that a burst lasts
 ) -> Arrivals:
     """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
-    _check("rate", rate)
-    _check("cycle", cycle)
     if not 1 <= length <= cycle:
         raise UserError(f"stream.length: {length} must be from 1 to stream.cycle, {cycle}")
 
@@ -110,14 +108,3 @@ def periods(arrivals: Arrivals, samples: IntArray, seed: int) -> IntArray:
         moments.append(np.full(len(owners[-1]), period))
         left, period = left - counts, period + 1
     return np.concatenate(moments)[np.argsort(np.concatenate(owners), kind="stable")]
-
-
-def _check(name: str, value: int) -> None:
-    if not 1 <= value <= MOST_PERIODS:
-        raise UserError(f"stream.{name}: {value} must be from 1 to {MOST_PERIODS}")
-
-
-def _check_rate(rate: float) -> None:
-    """A slower stream brings no second sample while anybody waits; a faster one more than any client has."""
-    if not 1 / MOST_PERIODS <= rate <= 1e12:
-        raise UserError(f"stream.rate: {rate} must be from {1 / MOST_PERIODS} to 1e12")

@@ -13,9 +13,10 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.clients.columns import PerClient, choose, column, require
+from turnout.clients.columns import PerClient, Shares, option
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Finite
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
@@ -73,21 +74,18 @@ class Crashes(Spelt):
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021: Bernoulli(cr) a client and round, progress U(0, 1).
     """
 
-    probability: PerClient = 0.0  # that a job fails: one, or one a client
+    section: ClassVar[str] = "crashes"
+
+    probability: Shares = 0.0  # that a job fails: one, or one a client
     clock: Literal["job", "round"] = "job"  # whether each job or each round has a draw of its own
     during: Literal["work", "job"] = "work"  # when: in the work, or in all of the job with its transfers
-
-    def __post_init__(self) -> None:
-        check_probability("crashes", self.probability)
-        choose("crashes: clock", self.clock, "job", "round")
-        choose("crashes: during", self.during, "work", "job")
 
     def draw(self, seed: int, ids: IntArray, number: ArrayLike) -> tuple[BoolArray, FloatArray]:
         """Whether each client's job of that number crashes, and at which share of its work in (0, 1)."""
         if self._never:
             return np.zeros(len(ids), bool), np.ones(len(ids))
-        u = random.uniform(random.key(seed, "crash", ids, number), 2)
-        return u[:, 0] < column("crashes: probability", self.probability, ids), np.maximum(u[:, 1], 2.0**-54)
+        u = random.coins(seed, "crash", ids, number, each=2)
+        return u[:, 0] < option(self, "probability", ids), np.maximum(u[:, 1], 2.0**-54)
 
     @cached_property
     def _never(self) -> bool:
@@ -102,17 +100,11 @@ class Crashes(Spelt):
 class Detection(Spelt):
     """How the server learns that a job died: at once (`oracle`), `seconds` later (`heartbeat`), or never (`none`)."""
 
+    section: ClassVar[str] = "detection"
+
     kind: Literal["oracle", "heartbeat", "none"] = "oracle"  # how the server learns of a death
-    seconds: float = 0.0  # after which a heartbeat is missed
+    seconds: Finite = 0.0  # after which a heartbeat is missed
 
     def __post_init__(self) -> None:
-        choose("detection: kind", self.kind, "oracle", "heartbeat", "none")
-        if self.kind == "heartbeat":
-            check_seconds("detection.seconds", self.seconds)
-        elif not 0 <= self.seconds < np.inf:
-            raise UserError(f"detection.seconds: {self.seconds} must be at least 0 and finite")
-
-
-def check_probability(name: str, value: PerClient) -> None:
-    values = np.asarray(value)
-    require(f"{name}: probability", values, (values >= 0) & (values <= 1), "between 0 and 1")
+        if self.kind == "heartbeat" and not 1e-6 <= self.seconds <= 1e9:
+            raise UserError(f"detection.seconds: {self.seconds} must be above 0: from a microsecond to 1e9 seconds")

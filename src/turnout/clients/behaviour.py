@@ -14,8 +14,9 @@ flipped, a backdoor) are kinds of damage in `turnout.clients.quality`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,17 +24,17 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
+from turnout.clients.columns import check_members
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive, unknown
+from turnout.core.allowed import Count, NotNegative, Positive, Share, WholeNumber
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
-from turnout.theory.free_riders import ou_map
 
 if TYPE_CHECKING:
     from turnout.server.updates import Updates
 
-CLOCKS = ("round", "job")
-ESTIMATORS = ("rms", "mean_abs")
+Estimator = Literal["rms", "mean_abs"]
 
 
 @dataclass
@@ -43,35 +44,26 @@ class Behaviour(Spelt):
     with `init=False` are state, as those of an algorithm.
     """
 
+    section: ClassVar[str] = "behaviour"
     invents: ClassVar[bool] = False  # whether it sends something without a look at what it should have computed
 
     clients: list[int] | None = field(default=None, kw_only=True)  # ids of those who lie; none: a share of all
-    share: float | None = field(default=None, kw_only=True)  # of the clients that lies, drawn by the seed
-    declared_samples: int | None = field(default=None, kw_only=True)  # samples each says it has; none: what it has
-    begins: int = field(default=0, kw_only=True)  # first round in which they lie
+    share: Share | None = field(default=None, kw_only=True)  # of the clients that lies, drawn by the seed
+    declared_samples: Count | None = field(default=None, kw_only=True)  # samples each says it has; none: what it has
+    begins: WholeNumber = field(default=0, kw_only=True)  # first round in which they lie
     liars: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # in order
     seed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if (self.clients is None) == (self.share is None):
             raise UserError("behaviour: say who lies with either behaviour.clients or behaviour.share")
-        if self.share is not None and not 0 <= self.share <= 1:
-            raise UserError(f"behaviour.share: {self.share} must be from 0 to 1")
-        check_positive("behaviour.declared_samples", self.declared_samples)
-        if self.begins < 0:
-            raise UserError(f"behaviour.begins: {self.begins} must be at least 0")
 
     def who(self, clients: int, seed: int) -> IntArray:
         """The liars among so many clients, in order."""
         if self.clients is None:
             count = round((self.share or 0.0) * clients)
             return np.sort(random.permutation(random.key(seed, "liars"), clients)[:count])
-        strangers = [client for client in self.clients if not 0 <= client < clients]
-        if strangers:
-            raise UserError(
-                f"behaviour.clients: {strangers[0]} is not one of the {clients} clients, 0 to {clients - 1}"
-            )
-        return np.unique(np.array(self.clients, np.int64))
+        return np.unique(check_members("behaviour.clients", self.clients, clients))
 
     def declared(self, counts: IntArray, seed: int) -> IntArray:
         """`[N]` the samples that clients say they have."""
@@ -133,11 +125,7 @@ class FreeRider(Behaviour):
 class DisguisedConstant(FreeRider):
     """Noise of the same standard deviation `std` in every round."""
 
-    std: float = 1e-3  # standard deviation of the noise
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("behaviour.std", self.std)
+    std: Positive = 1e-3  # standard deviation of the noise
 
     def levels(self, updates: Updates) -> FloatArray:
         return np.full(len(updates), self.std)
@@ -147,15 +135,14 @@ class DisguisedConstant(FreeRider):
 class DisguisedSGDLike(FreeRider):
     """Noise as large as that of local SGD on a quadratic loss, of which it guesses `curvature` and `grad_noise`.
 
-    The latter is the standard deviation of a sample's gradient: see `turnout.theory.free_riders.ou_map`."""
+    The latter is sigma, the standard deviation of a sample's gradient. SGD as an Ornstein-Uhlenbeck process over n
+    steps with batches of S samples, kappa the curvature and FedProx's pull together, has
 
-    curvature: float = 1.0  # of the loss, as they guess it
-    grad_noise: float = 1.0  # standard deviation of a sample's gradient, as they guess it
+        phi^2 = lr sigma^2 / (2 S kappa) (1 - exp(-2 lr kappa n)).
+    """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("behaviour.curvature", self.curvature)
-        check_positive("behaviour.grad_noise", self.grad_noise)
+    curvature: Positive = 1.0  # of the loss, as they guess it
+    grad_noise: Positive = 1.0  # standard deviation of a sample's gradient, as they guess it
 
     def levels(self, updates: Updates) -> FloatArray:
         variances = []
@@ -163,8 +150,9 @@ class DisguisedSGDLike(FreeRider):
             work = job.work.bind(job.options)
             lr = float(work.lr * work.lr_factor(job.version))
             steps = float(work.num_steps(job.samples))
-            made = ou_map(lr, self.curvature, steps, self.grad_noise, work.batch_size, work.pull)
-            variances.append(made.variance)
+            kappa = self.curvature + work.pull
+            kept = math.exp(-lr * kappa * steps)
+            variances.append(lr * self.grad_noise**2 / (2 * work.batch_size * kappa) * (1 - kept**2))
         return np.sqrt(variances)
 
 
@@ -177,25 +165,14 @@ class DisguisedDecay(FreeRider):
     round, or where `clock` is job the rider's how-many-eth job, for servers that do not work in rounds.
     """
 
-    scale: float = 1.0  # of the noise, in units of what the first two models differ by
-    decay: float = 1.0  # power of the round by which the noise falls
-    first_std: float = 1e-3  # of the noise until two models are known
-    floor: float = 0.0  # least standard deviation of the noise
-    estimator: str = "rms"  # rms or mean_abs: how the difference of two models is measured
-    clock: str = "round"  # round or job: what the noise falls with
+    scale: Positive = 1.0  # of the noise, in units of what the first two models differ by
+    decay: NotNegative = 1.0  # power of the round by which the noise falls
+    first_std: NotNegative = 1e-3  # of the noise until two models are known
+    floor: NotNegative = 0.0  # least standard deviation of the noise
+    estimator: Estimator = "rms"  # how the difference of two models is measured
+    clock: Literal["round", "job"] = "round"  # what the noise falls with
     first: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [liars, P] model; NaN: none yet
     sigma: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [liars]; 0: not known
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("behaviour.scale", self.scale)
-        for name in ("decay", "first_std", "floor"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"behaviour.{name}: {getattr(self, name)} must be at least 0")
-        if self.estimator not in ESTIMATORS:
-            raise unknown("behaviour.estimator", self.estimator, ESTIMATORS)
-        if self.clock not in CLOCKS:
-            raise unknown("behaviour.clock", self.clock, CLOCKS)
 
     def begin(self, clients: int, seed: int) -> None:
         super().begin(clients, seed)
@@ -217,7 +194,7 @@ class DisguisedDecay(FreeRider):
         self.first[rows] = torch.where(known.isnan(), received, known)
 
 
-def estimate(change: Tensor, estimator: str = "rms") -> FloatArray:
+def estimate(change: Tensor, estimator: Estimator = "rms") -> FloatArray:
     """`[k]` the standard deviation of a zero-mean Gaussian fitted to the entries of each row."""
     size = change.square().mean(1).sqrt() if estimator == "rms" else change.abs().mean(1)
     return np.asarray(size.double().cpu().numpy())
@@ -264,11 +241,7 @@ class SignFlip(Behaviour):
 class GaussianNoise(Behaviour):
     """Noise, about `scale` times as long as what it computed."""
 
-    scale: float = 1.0  # length of the noise, in lengths of what it computed
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("behaviour.scale", self.scale)
+    scale: Positive = 1.0  # length of the noise, in lengths of what it computed
 
     def respond(self, updates: Updates, honest: Tensor, invited: int) -> Tensor:
         return _column(self.scale * estimate(honest), honest) * self.noise(updates, honest)

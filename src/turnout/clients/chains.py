@@ -17,36 +17,48 @@ geometric gaps. A chain reaches back for ever, so it is in its stationary law at
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.clients.availability import MICRO, Availability, BoolArray, Clock, check_probability
-from turnout.clients.columns import PerClient, check_ids, choose, column, require
+from turnout.clients.availability import MICRO, Availability, BoolArray, Clock
+from turnout.clients.columns import PerClient, Shares, check_ids, option, require
 from turnout.core import random
-from turnout.core.errors import UserError, check_room, check_seconds
+from turnout.core.allowed import Count, Range, Seconds
+from turnout.core.errors import UserError, check_room
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
-from turnout.theory.chains import feasible, lowest_correlation
 
 _AHEAD = 4  # cells looked at first for the next change
 _HORIZON = 2**24  # cells without a change that count as never
 _BLOCK = 2**20  # cells looked at together
 _NEVER = 2**62  # steps
+Halves = Annotated[tuple[float, float], Range(0, 1)]
+Interval = Annotated[float, Range(1 / MICRO, below=np.inf, words="at least a microsecond")]
+
+
+def lowest_correlation(probability: ArrayLike) -> FloatArray:
+    """max{-pi / (1 - pi), -(1 - pi) / pi}: below it no two-state chain is online a share pi of the time."""
+    online = np.asarray(probability, np.float64)
+    less = np.minimum(online, 1 - online)
+    return np.asarray(-less / (1 - less) + 0.0)  # never a negative zero
+
+
+def feasible(probability: ArrayLike, correlation: ArrayLike) -> BoolArray:
+    """Whether there are such chains: lowest_correlation(pi) <= lambda < 1, up to rounding."""
+    repeats = np.asarray(correlation, np.float64)
+    return np.asarray((repeats >= lowest_correlation(probability) - 1e-12) & (repeats < 1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Chain(Spelt):
     """What the models below share; they say how chains are correlated and what a renewal draws."""
 
-    clock: Clock = "round"  # what a step is: a round, or an interval of seconds
-    interval: float = 1.0  # seconds of a step
+    section: ClassVar[str] = "availability"
 
-    def __post_init__(self) -> None:
-        choose(f"{self._name}: clock", self.clock, "round", "seconds")
-        if not 1 <= MICRO * self.interval < np.inf:
-            raise UserError(f"{self._name}: interval is {self.interval}; it must be at least a microsecond")
+    clock: Clock = "round"  # what a step is: a round, or an interval of seconds
+    interval: Interval = 1.0  # seconds of a step
 
     def online(self, seed: int, ids: IntArray, at: ArrayLike) -> BoolArray:
         return self._present(seed, ids, self._step(at, ids))
@@ -70,16 +82,12 @@ class Chain(Spelt):
         certain = self._chance(0, ids, np.zeros_like(ids)) == (0.0 if online else 1.0)
         return np.asarray(~certain | (self._correlation(ids) < 0))
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__.lower()
-
     def _together(self, *names: str) -> tuple[FloatArray, ...]:
         """Options given for everybody or for each client, all of the same shape."""
         values = [np.asarray(getattr(self, name), np.float64) for name in names]
         if len({value.shape for value in values if value.ndim}) > 1:
             given = ", ".join(f"{name} for {value.size}" for name, value in zip(names, values, strict=True))
-            raise UserError(f"{self._name}: the number of clients differs: {given}")
+            raise UserError(f"availability: the number of clients differs: {given}")
         return np.broadcast_arrays(*values)
 
     @property
@@ -96,7 +104,7 @@ class Chain(Spelt):
 
     def _present(self, seed: int, ids: IntArray, step: IntArray) -> BoolArray:
         renewal = self._renewal(seed, ids, step)
-        drawn = random.uniform(random.key(seed, "online", ids, renewal), 1)[:, 0] < self._chance(seed, ids, renewal)
+        drawn = random.coins(seed, "online", ids, renewal)[:, 0] < self._chance(seed, ids, renewal)
         return np.asarray(drawn ^ ((self._correlation(ids) < 0) & ((step - renewal) % 2 == 1)))
 
     # -- renewals ---------------------------------------------------------------------------------------------
@@ -171,8 +179,7 @@ class Chain(Spelt):
         if not lasting.any():
             return whose, cell
         position, renewal = self._renewals(seed, ids[whose[lasting]], cell[lasting])
-        changing = np.concatenate([whose[lasting][position], whose[~lasting]])
-        return changing, np.concatenate([renewal, cell[~lasting]])
+        return np.append(whose[lasting][position], whose[~lasting]), np.append(renewal, cell[~lasting])
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,14 +188,10 @@ class Bernoulli(Chain):
 
     correlation: ClassVar[float] = 0.0
 
-    probability: PerClient  # of being online in a step: one, or one a client
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("bernoulli", self.probability)
+    probability: Shares  # of being online in a step: one, or one a client
 
     def _chance(self, seed: int, ids: IntArray, step: IntArray) -> FloatArray:
-        return column("bernoulli: probability", self.probability, ids)
+        return option(self, "probability", ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,24 +202,22 @@ class Markov(Chain):
     1 / ((1 - correlation) probability).
     """
 
-    probability: PerClient  # share of the time online: one, or one a client
+    probability: Shares  # share of the time online: one, or one a client
     correlation: PerClient  # of two successive steps, -1 to 1: one, or one a client
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("markov", self.probability)
         share, correlation = self._together("probability", "correlation")
         good = feasible(share, correlation)
         if not good.all():
             first = share.flat[np.argmin(good)]
             rule = f"from {lowest_correlation(first):.6g} to below 1 where probability is {first:g}"
-            require("markov: correlation", correlation, good, rule)
+            require("availability.correlation", correlation, good, rule)
 
     def _correlation(self, ids: IntArray) -> FloatArray:
-        return column("markov: correlation", self.correlation, ids)
+        return option(self, "correlation", ids)
 
     def _chance(self, seed: int, ids: IntArray, step: IntArray) -> FloatArray:
-        share, flipped = column("markov: probability", self.probability, ids), np.maximum(-self._correlation(ids), 0.0)
+        share, flipped = option(self, "probability", ids), np.maximum(-self._correlation(ids), 0.0)
         renewed = np.where(flipped < 1, 1 - flipped, np.inf)
         return np.where(flipped < 1, (share - flipped * (1 - share)) / renewed, share)
 
@@ -233,27 +234,19 @@ class Diurnal(Chain):
 
     correlation: ClassVar[None] = None  # part of it is the day's
 
-    level: PerClient  # chance of being online, in the mean of a day
-    amplitude: PerClient  # by which that chance rises and falls
-    memory: PerClient = 0.0  # chance that an interval draws nothing anew
+    level: Shares  # chance of being online, in the mean of a day
+    amplitude: Annotated[PerClient, Range(least=0, below=np.inf)]  # by which that chance rises and falls
+    memory: Annotated[PerClient, Range(least=0, below=1)] = 0.0  # chance that an interval draws nothing anew
     clock: Clock = field(default="seconds", kw_only=True)  # what a step is: an interval of seconds, or a round
-    interval: float = field(default=600.0, kw_only=True)  # seconds of a step
-    peak: float = 0.0  # seconds after the start
-    zones: int = 1  # time zones that clients live in
-    day: float = 86_400.0  # seconds
+    interval: Interval = field(default=600.0, kw_only=True)  # seconds of a step
+    peak: Annotated[float, Range(above=-np.inf, below=np.inf, words="finite")] = 0.0  # seconds after the start
+    zones: Count = 1  # time zones that clients live in
+    day: Seconds = 86_400.0  # seconds
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        level, amplitude, repeats = self._together("level", "amplitude", "memory")
-        require("diurnal: level", level, (level >= 0) & (level <= 1), "between 0 and 1")
-        require("diurnal: amplitude", amplitude, (amplitude >= 0) & (amplitude < np.inf), "at least 0 and finite")
-        require("diurnal: memory", repeats, (repeats >= 0) & (repeats < 1), "at least 0 and below 1")
-        check_seconds("diurnal.day", self.day)
-        require("diurnal: peak", self.peak, np.isfinite(self.peak), "finite")
-        require("diurnal: zones", self.zones, np.bool_(self.zones >= 1), "at least 1")
-        require(
-            "diurnal: interval", self.interval, np.bool_(4 * self.interval <= self.day), "at most a quarter of a day"
-        )
+        self._together("level", "amplitude", "memory")
+        if 4 * self.interval > self.day:
+            raise UserError(f"availability.interval: {self.interval} must be at most a quarter of a day, {self.day}")
 
     @property
     def probability(self) -> PerClient:
@@ -269,7 +262,7 @@ class Diurnal(Chain):
         return np.asarray(level + above(level) - above(1 - level))
 
     def _correlation(self, ids: IntArray) -> FloatArray:
-        return column("diurnal: memory", self.memory, ids)
+        return option(self, "memory", ids)
 
     def _chance(self, seed: int, ids: IntArray, step: IntArray) -> FloatArray:
         zone = random.integers(random.key(seed, "time zone", ids), 1, self.zones)[:, 0] / self.zones
@@ -277,8 +270,7 @@ class Diurnal(Chain):
         return self._swing(ids, np.cos(2 * np.pi * turns))
 
     def _swing(self, ids: IntArray, height: FloatArray | float) -> FloatArray:
-        level, amplitude = column("diurnal: level", self.level, ids), column("diurnal: amplitude", self.amplitude, ids)
-        return np.asarray(np.clip(level + amplitude * height, 0.0, 1.0))
+        return np.asarray(np.clip(option(self, "level", ids) + option(self, "amplitude", ids) * height, 0.0, 1.0))
 
     def _may_be(self, ids: IntArray, online: bool) -> BoolArray:
         return self._swing(ids, 1.0) > 0 if online else self._swing(ids, -1.0) < 1
@@ -298,11 +290,10 @@ class Grouped(Spelt):
 
     def __post_init__(self) -> None:
         groups = np.asarray(self.groups)
-        fine = groups.ndim < 2 and groups.size and groups.dtype.kind in "iu" and groups.min() >= (groups.ndim == 0)
-        if not fine:
-            raise UserError(
-                f"availability.groups: {self.groups!r} is neither a number of groups nor one group a client"
-            )
+        whole = groups.ndim < 2 and groups.size and groups.dtype.kind in "iu"
+        if not whole or groups.min() < (groups.ndim == 0):
+            allowed = "neither a number of groups nor one group a client"
+            raise UserError(f"availability.groups: {self.groups!r} is {allowed}")
         most = int(groups.max()) + (groups.ndim == 1)
         for name in ("probability", "correlation"):
             if np.ndim(value := getattr(self.model, name)) and np.size(value) < most:
@@ -350,18 +341,15 @@ def heterogeneous(
     gap: float = 0.4,  # by which half of the clients are online more than 1/2, the others less
     high: float = 0.9,  # correlation of those who stay long
     low_std: float = 0.01,  # standard deviation of the others' correlation
-    correlated_fraction: tuple[float, float] = (0.5, 0.5),  # share of either half that stays long
+    correlated_fraction: Halves = (0.5, 0.5),  # share of either half that stays long
     seed: int = 0,  # of the others' correlations
 ) -> Markov:
     """Half of the clients are often online, half seldom, and in each half some for long: the CA-Fed experiments.
 
     The first half of the clients with probability 1/2 + gap, the others with 1/2 - gap. In each half the first
     `correlated_fraction` have correlation `high`, the others one drawn from N(0, low_std^2)."""
-    if min(correlated_fraction) < 0 or max(correlated_fraction) > 1:
-        raise UserError(f"heterogeneous: correlated_fraction is {correlated_fraction}; both must be between 0 and 1")
     ids, half = np.arange(clients), clients // 2
     share = np.where(ids < half, 0.5 + gap, 0.5 - gap)
-    check_probability("heterogeneous", share)
     first, second = half * correlated_fraction[0], half + (clients - half) * correlated_fraction[1]
     lasting = (ids < first) | (ids >= half) & (ids < second)
     weak = low_std * random.normal(random.key(seed, "weak correlation", ids), 1)[:, 0]
@@ -371,7 +359,7 @@ def heterogeneous(
 @spelt
 def clustered(
     clients: int = 100,
-    clusters: int = 10,  # groups that come and go together
+    clusters: Count = 10,  # groups that come and go together
     high: float = 0.9,  # chance of the first half of them to be online
     low: float = 0.1,  # chance of the other half
 ) -> Grouped:
@@ -380,8 +368,6 @@ def clustered(
     One chain a cluster, client i in cluster i % clusters. The first half of the clusters are online with probability
     `high`, without memory; of the others cluster c is online with probability `low` and has correlation c / clusters.
     """
-    if clusters < 1:
-        raise UserError(f"clustered: clusters is {clusters}; it must be at least 1")
     check_room(f"clustered: clusters is {clusters}, which", 16 * clusters)
     cluster = np.arange(clusters)
     first = cluster < clusters // 2

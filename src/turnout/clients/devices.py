@@ -13,21 +13,24 @@ import os
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Annotated, ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from turnout.clients.columns import PerClient, check_ids, choose, column, positive, require
-from turnout.clients.once import Once
+from turnout.clients.columns import Once, Positives, check_ids, option, require
 from turnout.core import random
+from turnout.core.allowed import Count, NotNegative, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
+from turnout.data.readers import path_of, read_table
 
 Each = Literal["client", "job"]
 Per = Literal["job", "step", "sample"]
+Given = Annotated[ArrayLike, Range(above=0, below=np.inf)]  # positive: one, or one a client
+Percent = Annotated[float, Range(0, below=100)]
 
 
 class Draw(Protocol):
@@ -40,7 +43,11 @@ class Draw(Protocol):
     def expected(self, ids: IntArray) -> FloatArray: ...
 
 
-class _Certain:
+class _Drawn(Spelt):
+    section: ClassVar[str] = "devices"
+
+
+class _Certain(_Drawn):
     """A draw without chance: subclasses say the value `of` every client."""
 
     def of(self, ids: IntArray) -> FloatArray:
@@ -60,26 +67,20 @@ class _Certain:
 class Constant(_Certain):
     """The same value for everybody."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        positive("constant: value", self.value)
+    value: Positive
 
     def of(self, ids: IntArray) -> FloatArray:
-        return column("constant: value", self.value, ids)
+        return option(self, "value", ids)
 
 
 @dataclass(frozen=True, eq=False)
 class Table(_Certain):
     """A given value for each client."""
 
-    values: FloatArray
-
-    def __post_init__(self) -> None:
-        positive("table: value", self.values)
+    values: Positives
 
     def of(self, ids: IntArray) -> FloatArray:
-        return column("table", self.values, ids)
+        return option(self, "values", ids)
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,10 @@ class Evenly(_Certain):
     Reference: Fraboni et al., A General Theory for Federated Optimization, JMLR 2023 (scenario FX).
     """
 
-    percent: float
-    clients: int
+    percent: Percent
+    clients: Count
 
     def __post_init__(self) -> None:
-        if not 0 <= self.percent < 100:
-            raise UserError(f"fx: percent is {self.percent}; it must be at least 0 and below 100")
-        if self.clients < 1:
-            raise UserError(f"fx: clients is {self.clients}; it must be at least 1")
         if self.ticks > 2**53:
             raise UserError(f"fx: percent is {self.percent}; no clock is so fine, give it fewer digits")
 
@@ -116,13 +113,10 @@ class Evenly(_Certain):
 
 
 @dataclass(frozen=True, eq=False)
-class Exponential:
+class Exponential(_Drawn):
     """Memoryless: P(T > t) = exp(-t / mean)."""
 
-    mean: PerClient
-
-    def __post_init__(self) -> None:
-        positive("exponential: mean", self.mean)
+    mean: Positives
 
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
         return -self.expected(ids) * np.log1p(-u)
@@ -131,53 +125,42 @@ class Exponential:
         return -np.expm1(-x / self.expected(ids))
 
     def expected(self, ids: IntArray) -> FloatArray:
-        return column("exponential: mean", self.mean, ids)
+        return option(self, "mean", ids)
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class Gaussian(_Drawn):
     """N(mean, sd^2); it reaches below zero, so give whoever uses it a positive minimum."""
 
-    mean: PerClient
-    sd: PerClient
-
-    def __post_init__(self) -> None:
-        positive("gaussian: mean", self.mean)
-        positive("gaussian: sd", self.sd)
+    mean: Positives
+    sd: Positives
 
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
-        return self.expected(ids) + column("gaussian: sd", self.sd, ids) * ndtri(u)
+        return self.expected(ids) + option(self, "sd", ids) * ndtri(u)
 
     def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
-        return np.asarray(ndtr((x - self.expected(ids)) / column("gaussian: sd", self.sd, ids)))
+        return np.asarray(ndtr((x - self.expected(ids)) / option(self, "sd", ids)))
 
     def expected(self, ids: IntArray) -> FloatArray:
-        return column("gaussian: mean", self.mean, ids)
+        return option(self, "mean", ids)
 
 
 @dataclass(frozen=True, eq=False)
-class LogNormal:
+class LogNormal(_Drawn):
     """median * exp(sigma * N(0, 1)); the mean is median * exp(sigma^2 / 2)."""
 
-    median: PerClient
-    sigma: PerClient
-
-    def __post_init__(self) -> None:
-        positive("lognormal: median", self.median)
-        positive("lognormal: sigma", self.sigma)
+    median: Positives
+    sigma: Positives
 
     def at(self, u: FloatArray, ids: IntArray) -> FloatArray:
-        return column("lognormal: median", self.median, ids) * np.exp(self._sigma(ids) * ndtri(u))
+        return option(self, "median", ids) * np.exp(option(self, "sigma", ids) * ndtri(u))
 
     def below(self, x: FloatArray | float, ids: IntArray) -> FloatArray:
         with np.errstate(divide="ignore"):  # log(0) is the answer meant
-            return np.asarray(ndtr(np.log(x / column("lognormal: median", self.median, ids)) / self._sigma(ids)))
+            return np.asarray(ndtr(np.log(x / option(self, "median", ids)) / option(self, "sigma", ids)))
 
     def expected(self, ids: IntArray) -> FloatArray:
-        return column("lognormal: median", self.median, ids) * np.exp(self._sigma(ids) ** 2 / 2)
-
-    def _sigma(self, ids: IntArray) -> FloatArray:
-        return column("lognormal: sigma", self.sigma, ids)
+        return option(self, "median", ids) * np.exp(option(self, "sigma", ids) ** 2 / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,18 +200,16 @@ class Devices(Spelt):
     `minimum` is a floor under the draw; with `redraw_below` smaller values are drawn again instead of raised.
     """
 
+    section: ClassVar[str] = "devices"
+
     draw: Draw
     each: Each = "client"
     per: Per = "job"
     rate: bool = False
-    minimum: float = 0.0
+    minimum: NotNegative = 0.0
     redraw_below: bool = False
 
     def __post_init__(self) -> None:
-        choose("devices: each", self.each, "client", "job")
-        choose("devices: per", self.per, "job", "step", "sample")
-        if not self.minimum >= 0:
-            raise UserError(f"devices: minimum is {self.minimum}; it must be at least 0")
         if self.rate and self.each == "job" and self.minimum == 0 and isinstance(self.draw, Exponential | Gaussian):
             raise UserError("devices: the mean time of a rate drawn for each job is infinite; set a positive minimum")
 
@@ -290,13 +271,13 @@ class Options(TypedDict, total=False):
     each: Each  # whether each client or each job has a draw of its own; none: client, but exponential job
     per: Per  # what one draw is for: a job, a step or a sample; none: a job
     rate: bool  # whether draws are speeds, not times
-    minimum: float  # seconds (or speed) that a draw has at least; none: 0, but gaussian mean - 3 sd
+    minimum: NotNegative  # seconds (or speed) that a draw has at least; none: 0, but gaussian mean - 3 sd
     redraw_below: bool  # whether draws below are drawn again, not raised
 
 
 @spelt
 def fx(
-    percent: float,  # by which the fastest client is faster than 1 second
+    percent: Percent,  # by which the fastest client is faster than 1 second
     clients: int,
 ) -> Devices:
     """The FX scenario: fixed delays, evenly spaced from 1 down to 1 - percent/100 seconds."""
@@ -305,7 +286,7 @@ def fx(
 
 @spelt
 def fixed(
-    seconds: float,  # that a job takes
+    seconds: Positive,  # that a job takes
     **options: Unpack[Options],
 ) -> Devices:
     """The same time for everybody."""
@@ -318,13 +299,18 @@ def table(
     **options: Unpack[Options],
 ) -> Devices:
     """A time for each client: an array, or a CSV file with the columns `client` and `seconds`."""
-    values = _read(source) if isinstance(source, str | os.PathLike) else np.asarray(source, np.float64)
-    return Devices(Table(values), **options)
+    if not isinstance(source, str | os.PathLike):
+        return Devices(Table(np.asarray(source, np.float64)), **options)
+    client, seconds = read_table("devices", path_of(source)).numbers("client", "seconds").T
+    order = np.argsort(client, kind="stable")
+    if not np.array_equal(client[order], np.arange(len(client))):
+        raise UserError(f"devices table {os.fspath(source)}: clients must be 0, 1, 2, ..., each exactly once")
+    return Devices(Table(seconds[order]), **options)
 
 
 @spelt
 def exponential(
-    mean: ArrayLike = 1.0,  # seconds: one, or one a client
+    mean: Given = 1.0,  # seconds: one, or one a client
     **options: Unpack[Options],
 ) -> Devices:
     """Exponential times, by default anew for each job."""
@@ -334,8 +320,8 @@ def exponential(
 
 @spelt
 def gaussian(
-    mean: ArrayLike,  # seconds: one, or one a client
-    sd: ArrayLike,  # standard deviation, in seconds: one, or one a client
+    mean: Given,  # seconds: one, or one a client
+    sd: Given,  # standard deviation, in seconds: one, or one a client
     **options: Unpack[Options],
 ) -> Devices:
     """Gaussian times, or speeds with `rate`, by default clipped at mean - 3 sd where that is positive.
@@ -349,8 +335,8 @@ def gaussian(
 
 @spelt
 def lognormal(
-    median: ArrayLike,  # seconds: one, or one a client
-    sigma: ArrayLike,  # standard deviation of the logarithm: one, or one a client
+    median: Given,  # seconds: one, or one a client
+    sigma: Given,  # standard deviation of the logarithm: one, or one a client
     **options: Unpack[Options],
 ) -> Devices:
     """Log-normal times: a long tail of slow devices."""
@@ -372,19 +358,3 @@ def _integral(draw: Draw, ids: IntArray, power: int) -> FloatArray:
     v = (1 + nodes) / 2
     u, du = v**3 * (10 - 15 * v + 6 * v**2), 15 * weights * (v * (1 - v)) ** 2
     return np.asarray(sum(w * draw.at(np.full(len(ids), x), ids) ** power for x, w in zip(u, du, strict=True)))
-
-
-def _read(path: str | os.PathLike[str]) -> FloatArray:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            names = [name.strip() for name in file.readline().split(",")]
-            client, seconds = np.loadtxt(
-                file, delimiter=",", usecols=(names.index("client"), names.index("seconds")), ndmin=2
-            ).T
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"devices table {os.fspath(path)!r}: {why}; it needs the columns client,seconds") from error
-    order = np.argsort(client, kind="stable")
-    if not np.array_equal(client[order], np.arange(len(client))):
-        raise UserError(f"devices table {os.fspath(path)}: clients must be 0, 1, 2, ..., each exactly once")
-    return np.asarray(seconds[order])

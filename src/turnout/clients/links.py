@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.clients.columns import PerClient, column, require
+from turnout.clients.columns import Once, PerClient, option, require
 from turnout.clients.devices import Draw, sample
-from turnout.clients.once import Once
+from turnout.core.allowed import Range
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
 Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a client
+Rate = Annotated[float, Range(above=0)]  # bits a second; infinite where nothing waits for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +29,13 @@ class Links(Spelt):
     """Rates in bits per second, latency in seconds; the server's own rate is shared by the copies it pushes at once,
     `backhaul` by the models that travel between the cloud and its edges."""
 
+    section: ClassVar[str] = "links"
+
     down: Quantity = np.inf  # bits a second to a client: one, or one a client
     up: Quantity = np.inf  # bits a second from a client: one, or one a client
     latency: Quantity = 0.0  # seconds either way: one, or one a client
-    server: float = np.inf  # bits a second, shared by the copies it pushes at once
-    backhaul: float = np.inf  # bits a second between the cloud and its edges
-
-    def __post_init__(self) -> None:
-        require("links: server", self.server, np.bool_(self.server > 0), "a positive rate")
-        require("links: backhaul", self.backhaul, np.bool_(self.backhaul > 0), "a positive rate")
+    server: Rate = np.inf  # bits a second, shared by the copies it pushes at once
+    backhaul: Rate = np.inf  # bits a second between the cloud and its edges
 
     def download_seconds(self, seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
         """From server to client, the server's push not included."""
@@ -58,22 +57,20 @@ class Links(Spelt):
     def rates(self, name: Literal["down", "up"], seed: int, ids: IntArray) -> FloatArray:
         """`[k]` bits a second of these clients."""
         rates = self._each(name, seed, ids)
-        require(f"links: {name}", rates, rates > 0, "a positive rate", ids)
+        require(f"links.{name}", rates, rates > 0, "a positive rate", ids)
         return rates
 
     def latencies(self, seed: int, ids: IntArray) -> FloatArray:
         """`[k]` seconds of these clients."""
         latency = self._each("latency", seed, ids)
-        require("links: latency", latency, latency >= 0, "at least 0", ids)
+        require("links.latency", latency, latency >= 0, "at least 0", ids)
         return latency
 
     def _seconds(self, name: Literal["down", "up"], seed: int, ids: IntArray, nbytes: ArrayLike) -> FloatArray:
         return self.latencies(seed, ids) + 8 * np.asarray(nbytes, np.float64) / self.rates(name, seed, ids)
 
     def _each(self, name: str, seed: int, ids: IntArray) -> FloatArray:
-        if name in self._drawn:
-            return self._drawn[name](seed, ids)
-        return column(f"links: {name}", getattr(self, name), ids)
+        return self._drawn[name](seed, ids) if name in self._drawn else option(self, name, ids)
 
     @cached_property
     def _drawn(self) -> dict[str, Once]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count
 from turnout.core.random import IntArray
 from turnout.core.spelling import Spelt
 
@@ -21,6 +22,8 @@ Arrived = Callable[[IntArray], IntArray]  # samples of each client by the end of
 @dataclass(frozen=True)
 class Memory(Spelt):
     """Unlimited: nothing is ever lost."""
+
+    section: ClassVar[str] = "memory"
 
     def interval(self, arrived: Arrived, period: IntArray) -> tuple[IntArray, IntArray]:
         """`[k]` first and one past the last of each client's samples that may be stored, in order of arrival."""
@@ -48,17 +51,10 @@ class Static(Memory):
 
 
 @dataclass(frozen=True)
-class _Bounded(Memory):
-    capacity: int  # samples that a client keeps
-
-    def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise UserError(f"memory.capacity: {self.capacity} must be at least 1")
-
-
-@dataclass(frozen=True)
-class FIFO(_Bounded):
+class FIFO(Memory):
     """The last `capacity` samples."""
+
+    capacity: Count  # samples that a client keeps
 
     def interval(self, arrived: Arrived, period: IntArray) -> tuple[IntArray, IntArray]:
         end = arrived(period)
@@ -66,8 +62,10 @@ class FIFO(_Bounded):
 
 
 @dataclass(frozen=True)
-class Reservoir(_Bounded):
+class Reservoir(Memory):
     """`capacity` of all samples that have arrived, uniformly (as Vitter 1985, without a history)."""
+
+    capacity: Count  # samples that a client keeps
 
     def counts(self, number: IntArray) -> IntArray:
         return np.minimum(number, self.capacity)

@@ -26,7 +26,8 @@ from turnout.clients.memories import Memory
 from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Seconds, Share
+from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
 from turnout.data.dataset import Dataset, as_tensor
@@ -191,7 +192,8 @@ class Population(Spelt):
                 raise unknown("partition", partition, PARTITIONS)
             partition = PARTITIONS[partition]
         options = dict(partition_options or {})
-        rows = spelt(partition)(dataset, clients, seed, **options)
+        with renamed({f"{getattr(partition, '__name__', '')}.": "partition."}):
+            rows = spelt(partition)(dataset, clients, seed, **options)
         inputs, targets, tests = dataset.inputs, dataset.targets, None
         central = None
         if dataset.test_inputs is not None and dataset.test_targets is not None:
@@ -215,27 +217,10 @@ class Population(Spelt):
         if unseen_fraction:
             joined_at = _never_join(joined_at, unseen_fraction, len(rows), seed)
         return cls(
-            inputs,
-            targets,
-            rows,
-            tests,
-            central,
-            validation,
-            importance,
-            devices or fixed(1.0),
-            links or Links(),
-            availability or Always(),
-            crashes or Crashes(),
-            detection or Detection(),
-            adversary,
-            behaviour,
-            joined_at,
-            left_at,
-            regions,
-            power=power,
-            model_bytes=model_bytes,
-            seed=seed,
-        )
+            inputs, targets, rows, tests, central, validation, importance, devices or fixed(1.0), links or Links(),
+            availability or Always(), crashes or Crashes(), detection or Detection(), adversary, behaviour, joined_at,
+            left_at, regions, power=power, model_bytes=model_bytes, seed=seed,
+        )  # fmt: skip
 
     def _dealt_by(self, again: Callable[[int], Population]) -> Population:
         object.__setattr__(self, "dealt", Dealt(again, self))
@@ -275,8 +260,8 @@ class Population(Spelt):
         memory: Memory,
         *,
         fresh: float | Sequence[int] = 1.0,  # whose samples arrive: a share of the clients, or ids
-        drift: float = 0.0,  # order of arrival: 0 at random, 1 by target
-        seconds: float = 1.0,  # of a period
+        drift: Share = 0.0,  # order of arrival: 0 at random, 1 by target
+        seconds: Seconds = 1.0,  # of a period
     ) -> Population:
         """The same clients, of whom a share (or these ids) are `fresh`: their samples arrive period after period, a
         period lasting `seconds`, and they train on what their memory holds when they begin.
@@ -296,8 +281,9 @@ class Population(Spelt):
 
         return streaming._dealt_by(again)
 
-    @property
+    @cached_property
     def size(self) -> int:
+        """N."""
         return len(self.train)
 
     @cached_property
@@ -324,7 +310,7 @@ class Population(Spelt):
             return self._stored.counts(ids, at)
         return self.train.offsets[ids + 1] - self.train.offsets[ids]
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """Whether clients join or leave during a run."""
         return self.joined_at is not None or self.left_at is not None

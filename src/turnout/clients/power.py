@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from turnout.clients.columns import PerClient, column, positive
+from turnout.clients.columns import Positives, option
+from turnout.core.allowed import Positive
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 
@@ -22,20 +23,18 @@ from turnout.core.spelling import Spelt
 class Power(Spelt):
     """`transmit` watts while a model is under way, `compute` watts at 1 GHz, `speed` in GHz."""
 
-    speed: PerClient = 1.0  # GHz: one, or one a client
-    transmit: float = 0.5  # watts while a model is under way
-    compute: float = 0.7  # watts at 1 GHz
+    section: ClassVar[str] = "power"
 
-    def __post_init__(self) -> None:
-        for name in ("speed", "transmit", "compute"):
-            positive(f"power: {name}", getattr(self, name))
+    speed: Positives = 1.0  # GHz: one, or one a client
+    transmit: Positive = 0.5  # watts while a model is under way
+    compute: Positive = 0.7  # watts at 1 GHz
 
     def watt_hours(self, jobs: Mapping[str, Any]) -> FloatArray:
         """Of each job in a table of them (`result.jobs()`); what was cut short is charged as far as it got.
 
         >>> np.bincount(jobs["client"], power.watt_hours(jobs))          # of each device
         """
-        speed = column("power: speed", self.speed, np.asarray(jobs["client"], np.int64))
+        speed = option(self, "speed", np.asarray(jobs["client"], np.int64))
         on_air = np.asarray(jobs["download_seconds"]) + np.asarray(jobs["upload_seconds"])
         working = self.compute * speed**3 * np.asarray(jobs["compute_seconds"])
         return np.asarray((self.transmit * on_air + working) / 3600)

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from turnout.clients.population import Population
 from turnout.core import random
+from turnout.core.allowed import Share
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import IntArray
-from turnout.core.spelling import Spelt
+from turnout.core.spelling import Spelt, spelt
 
 NORMAL = "normal"
 TRIGGER = 3  # values wide
@@ -89,9 +90,7 @@ def salt_and_pepper(own: Samples, everybody: Pool, strength: float, key: IntArra
 
 def label_noise(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the labels is another class: wrong ones, whose inputs are fine."""
-    inputs, targets = own
-    if targets.is_floating_point():
-        raise UserError("quality: label_noise needs classes, not numbers")
+    inputs, targets = _classified("label_noise", own)
     classes = int(everybody.targets.max()) + 1
     steps = 1 + random.integers(random.key(int(key), "steps"), targets.numel(), classes - 1).reshape(targets.shape)
     wrong = (targets + torch.as_tensor(steps)) % classes
@@ -100,9 +99,7 @@ def label_noise(own: Samples, everybody: Pool, strength: float, key: IntArray) -
 
 def label_flip(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the labels is turned around: class c is called C - 1 - c. An attack."""
-    inputs, targets = own
-    if targets.is_floating_point():
-        raise UserError("quality: label_flip needs classes, not numbers")
+    inputs, targets = _classified("label_flip", own)
     last = int(everybody.targets.max())
     return inputs, _where(_hit(key, len(targets), strength), last - targets, targets)
 
@@ -110,9 +107,7 @@ def label_flip(own: Samples, everybody: Pool, strength: float, key: IntArray) ->
 def backdoor(own: Samples, everybody: Pool, strength: float, key: IntArray) -> Samples:
     """A share `strength` of the samples carries the trigger and is called class 0: the model shall learn to obey it,
     and be right about all else (Gu et al., "BadNets", 2017)."""
-    inputs, targets = own
-    if targets.is_floating_point():
-        raise UserError("quality: backdoor needs classes, not numbers")
+    inputs, targets = _classified("backdoor", own)
     hit = _hit(key, len(targets), strength)
     return _where(hit, triggered(inputs, everybody), inputs), _where(hit, torch.zeros_like(targets), targets)
 
@@ -165,12 +160,11 @@ def bad_data(
 
 
 def _one_kind(name: str) -> Callable[..., BadData]:
+    @spelt
     def one_kind(
-        share: float,  # of the clients whose data are bad
+        share: Share,  # of the clients whose data are bad
         strength: float | None = None,  # how bad they are; none: as usual
     ) -> BadData:
-        if not 0 <= share <= 1:
-            raise UserError(f"behaviour.share: {share} must be from 0 to 1")
         return BadData({name: share}, {} if strength is None else {name: strength})
 
     damage, usual = KINDS[name]
@@ -214,6 +208,12 @@ def degrade(
             inputs[mine], targets[mine] = damage(own, everybody, strengths.get(name, strength), key)
             tags[client] = name
     return replace(population, inputs=inputs, targets=targets), tags
+
+
+def _classified(kind: str, own: Samples) -> Samples:
+    if own[1].is_floating_point():
+        raise UserError(f"quality: {kind} needs classes, not numbers")
+    return own
 
 
 def _uniform(key: IntArray, like: Tensor) -> Tensor:

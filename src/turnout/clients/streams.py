@@ -11,31 +11,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.clients.columns import check_members
 from turnout.clients.memories import Latest, Memory
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Seconds
+from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(Spelt):
     """Sample `j` of the pool arrives at the beginning of period `period[j]`, at a client whose row of the population
     has its samples in order of arrival. Only `fresh` clients are so: the historical ones have all they will ever have
     from the beginning, and keep it. A period lasts `seconds`."""
 
+    section: ClassVar[str] = "stream"
+
     period: IntArray  # [pool]
     fresh: NDArray[np.bool_]  # [N]
     memory: Memory = field(default_factory=Latest)
-    seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_seconds("stream.seconds", self.seconds)
+    seconds: Seconds = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,6 @@ class Stored:
 def in_order(rows: Ragged, targets: Tensor, drift: float, seed: int) -> Ragged:
     """The rows in the order in which their samples arrive: at random for a `drift` of 0, by target for 1 (class after
     class), and ever more so between."""
-    if not 0 <= drift <= 1:
-        raise UserError(f"stream.drift: {drift} must be from 0 to 1")
     if len(np.unique(rows.values)) < len(rows.values):
         raise UserError("stream: a sample that several clients hold cannot arrive; choose another partition")
     _, rank = np.unique(targets.reshape(len(targets), -1)[:, 0].numpy(), return_inverse=True)
@@ -114,14 +115,10 @@ def in_order(rows: Ragged, targets: Tensor, drift: float, seed: int) -> Ragged:
 def chosen(fresh: float | Sequence[int], clients: int, seed: int) -> NDArray[np.bool_]:
     """`[N]` who is fresh: a share of the clients, at random, or those ids."""
     who = np.zeros(clients, bool)
-    if isinstance(fresh, int | float):
-        if not 0 <= fresh <= 1:
-            raise UserError(f"stream.fresh: {fresh} must be from 0 to 1, or the ids of clients")
-        count = math.floor(fresh * clients + 0.5)
-        who[random.subset(random.key(seed, "fresh"), count, clients)] = True
-        return who
-    ids = np.asarray(fresh, np.int64)
-    if len(ids) and not 0 <= ids.min() <= ids.max() < clients:
-        raise UserError(f"stream.fresh: ids must be from 0 to {clients - 1}, not {ids.tolist()}")
-    who[ids] = True
+    if not isinstance(fresh, int | float):
+        who[check_members("stream.fresh", fresh, clients)] = True
+    elif 0 <= fresh <= 1:
+        who[random.subset(random.key(seed, "fresh"), math.floor(fresh * clients + 0.5), clients)] = True
+    else:
+        raise UserError(f"stream.fresh: {fresh} must be from 0 to 1, or the ids of clients")
     return who

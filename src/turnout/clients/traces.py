@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.clients.availability import MICRO, BoolArray, Clock
-from turnout.clients.columns import choose
-from turnout.clients.once import Once
+from turnout.clients.columns import Once
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
+from turnout.core.allowed import Seconds
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
 from turnout.data.readers import Table, path_of, read_table
@@ -50,6 +50,7 @@ class Trace(Spelt):
     array([ True, False])
     """
 
+    section: ClassVar[str] = "trace"
     clock: ClassVar[Clock] = "seconds"
     probability: ClassVar[None] = None
     correlation: ClassVar[None] = None
@@ -57,7 +58,7 @@ class Trace(Spelt):
     device: ArrayLike
     start: ArrayLike
     end: ArrayLike
-    period: float | None = None
+    period: Seconds | None = None
     shift: Shift = "none"
     assign: Assign = "cycle"
     _first: IntArray = field(init=False, repr=False)  # [D + 1] spells of device d: from _first[d] to _first[d + 1]
@@ -67,12 +68,9 @@ class Trace(Spelt):
     _ticks: int = field(init=False, repr=False)  # microseconds of the period
 
     def __post_init__(self) -> None:
-        choose("trace: shift", self.shift, "none", "random")
-        choose("trace: assign", self.assign, "cycle", "random")
         spells = np.asarray(self.device, np.int64), *(np.asarray(v, np.float64) for v in (self.start, self.end))
         device, start, end = _joined(spells, lambda spell: f"trace: spell {spell}")
         devices, last = 1 + int(np.max(self.device)), int(end.max(initial=0))
-        check_seconds("trace.period", self.period)
         ticks = last if self.period is None else round(MICRO * self.period)
         if not len(start):
             raise UserError("trace: nobody is ever online; give it a spell online")
@@ -137,7 +135,7 @@ class Trace(Spelt):
 def read(
     path: str | Path,  # of the CSV file
     *,
-    period: float | None = None,  # seconds after which all repeats; none: the end of the last event
+    period: Seconds | None = None,  # seconds after which all repeats; none: the end of the last event
     shift: Shift = "none",  # where a client begins: at the start, or at a time drawn for it
     assign: Assign = "cycle",  # which device a client follows: in turn, or drawn
     variant: str = "2st",  # of FLASH's files: the rows that are read
@@ -145,10 +143,8 @@ def read(
 ) -> Trace:
     """Recorded presence, replayed from a CSV file with the header device,from_s,until_s: a row for each spell online.
 
-    Client i follows device i % D, or one drawn for it (`assign`), from the beginning or from a time drawn for it
-    (`shift`); all repeats after `period`, the end of the last event unless given. Files of FLASH
-    (device,variant,t_s,state; of these the rows of `variant`, without the first `skip` seconds) and of FedScale
-    (device,unavailable_from_s,duration_s) are known by their headers.
+    Files of FLASH (device,variant,t_s,state) and of FedScale (device,unavailable_from_s,duration_s) are known by their
+    headers.
     """
     table = read_table("trace", path_of(path))
     forms: dict[tuple[str, ...], Callable[[], tuple[Spells, float | None]]] = {

@@ -9,37 +9,84 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from turnout import data as datasets
+from turnout.aggregation.optimisers import OPTIMISERS
+from turnout.aggregation.remember import REMEMBER
+from turnout.aggregation.rules import RULES
+from turnout.aggregation.weights import WEIGHTS
+from turnout.clients import adversary, behaviour, devices, quality, traces
 from turnout.clients.arriving import ARRIVALS
-from turnout.clients.availability import Crashes, Detection
+from turnout.clients.availability import Always, Crashes, Detection
+from turnout.clients.chains import Bernoulli, Diurnal, Markov, clustered, heterogeneous
 from turnout.clients.links import Links
 from turnout.clients.memories import MEMORIES
 from turnout.clients.population import Population
 from turnout.clients.power import Power
-from turnout.config import config, registry
+from turnout.config import registry
 from turnout.config.deployment import Deploy
 from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
+from turnout.config.settings import ClientSettings, RunSettings
 from turnout.core.allowed import OneOf, allowed_of
+from turnout.core.errors import unknown
+from turnout.core.imports import dotted
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
+from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import MODIFIERS
-from turnout.peers.settings import NetworkSettings
+from turnout.peers.design import NetworkSettings
 from turnout.record.detectors import DETECTORS
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
+from turnout.run.shadow import Shadow
+from turnout.server.closing import WAITS
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation
 from turnout.task.models import MODELS
 
 Made = Callable[..., Any]
+Things = Mapping[str, Made]
+AVAILABILITY: Things = {
+    "always": Always,
+    "bernoulli": Bernoulli,
+    "clustered": clustered,
+    "diurnal": Diurnal,
+    "heterogeneous": heterogeneous,
+    "markov": Markov,
+    "trace": traces.read,
+}
+ADVERSARIES: Things = {
+    "none": adversary.nobody,
+    "largest_norm": adversary.LargestNorm,
+    "random": adversary.Random,
+    "shadow": Shadow,
+    "silence": adversary.Silence,
+    "starve": adversary.Starve,
+    "worst_case": adversary.WorstCase,
+}
+BEHAVIOURS: Things = {
+    "none": behaviour.nobody,
+    "free_rider": behaviour.FreeRider,
+    "disguised_constant": behaviour.DisguisedConstant,
+    "disguised_sgd_like": behaviour.DisguisedSGDLike,
+    "disguised_decay": behaviour.DisguisedDecay,
+    "replay": behaviour.Replay,
+    "sign_flip": behaviour.SignFlip,
+    "gaussian": behaviour.GaussianNoise,
+    "little_is_enough": behaviour.LittleIsEnough,
+    **quality.BEHAVIOURS,
+}
+DEVICES: Things = {
+    name: getattr(devices, name) for name in ("fx", "fixed", "exponential", "gaussian", "lognormal", "table")
+}
 
 
 class Kind(NamedTuple):
     """Things of one kind: a section of a configuration says which, and gives it its options."""
 
     section: str  # or `{}` in the place of the thing's name, where each has a section of its own
-    things: Callable[[], Mapping[str, Made]]
+    things: Callable[[], Things]
+    default: str | None = None  # the name of the thing, unless the section says which
     group: str = ""  # of entry points, where installed distributions register more
 
 
@@ -52,34 +99,34 @@ class Option(NamedTuple):
     help: str
 
 
-def _classes(kind: str) -> dict[str, Made]:
+def _classes(kind: str) -> Things:
     return {name: registry.find(kind, name) for name in registry.names(kind)}
 
 
 KINDS: dict[str, Kind] = {
-    "algorithms": Kind("algorithm", partial(_classes, "algorithm"), registry.GROUPS["algorithm"]),
-    "samplers": Kind("sampler", partial(_classes, "sampler"), registry.GROUPS["sampler"]),
-    "waits": Kind("wait", lambda: config.PARTS["wait"]),
-    "weights": Kind("weigh", lambda: config.PARTS["weigh"]),
-    "remembering": Kind("remember", lambda: config.PARTS["remember"]),
-    "rules": Kind("rule", lambda: config.PARTS["rule"]),
-    "optimisers": Kind("optimiser", lambda: config.PARTS["optimiser"]),
-    "serving": Kind("serve", lambda: config.PARTS["serve"]),
+    "algorithms": Kind("algorithm", partial(_classes, "algorithm"), group=registry.GROUPS["algorithm"]),
+    "samplers": Kind("sampler", partial(_classes, "sampler"), "uniform", registry.GROUPS["sampler"]),
+    "waits": Kind("wait", lambda: WAITS),
+    "weights": Kind("weigh", lambda: WEIGHTS),
+    "remembering": Kind("remember", lambda: REMEMBER),
+    "rules": Kind("rule", lambda: RULES),
+    "optimisers": Kind("optimiser", lambda: OPTIMISERS),
+    "serving": Kind("serve", lambda: SERVES),
     "modifiers": Kind("local.{}", lambda: MODIFIERS),
-    "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, datasets.GROUP),
+    "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, group=datasets.GROUP),
     "streams": Kind("stream", lambda: ARRIVALS),
-    "memories": Kind("memory", lambda: MEMORIES),
-    "availability": Kind("availability", lambda: config.AVAILABILITY),
-    "adversaries": Kind("adversary", lambda: config.ADVERSARIES),
-    "behaviours": Kind("behaviour", lambda: config.BEHAVIOURS),
+    "memories": Kind("memory", lambda: MEMORIES, "latest"),
+    "availability": Kind("availability", lambda: AVAILABILITY, "always"),
+    "adversaries": Kind("adversary", lambda: ADVERSARIES, "none"),
+    "behaviours": Kind("behaviour", lambda: BEHAVIOURS, "none"),
     "detectors": Kind("detectors", lambda: DETECTORS),
-    "devices": Kind("devices", lambda: config.DEVICES),
+    "devices": Kind("devices", lambda: DEVICES, "fixed"),
     "models": Kind("model", lambda: MODELS),
-    "partitions": Kind("partition", lambda: PARTITIONS),
+    "partitions": Kind("partition", lambda: PARTITIONS, "iid"),
 }
-SECTIONS: dict[str, Made] = {  # those that are one thing
-    "run": config.RunSettings,
-    "clients": config.ClientSettings,
+PLAIN: dict[str, Made] = {  # sections that are one thing
+    "run": RunSettings,
+    "clients": ClientSettings,
     "links": Links,
     "power": Power,
     "crashes": Crashes,
@@ -93,6 +140,24 @@ SECTIONS: dict[str, Made] = {  # those that are one thing
     "privacy": Privacy,
     "deploy": Deploy,
 }
+NAMED = {kind.section: kind for kind in KINDS.values()}
+PARTS = {  # of a method
+    section: NAMED[section].things() for section in ("wait", "weigh", "remember", "rule", "optimiser", "serve")
+}
+
+
+def find(section: str, name: str) -> Made:
+    """Find what a section names: built in, of an installed distribution, or `package.module:name` of the user's own."""
+    if section in registry.GROUPS:
+        return registry.find(section, name)
+    if section == "data":
+        return datasets.loader(name)
+    things = NAMED[section].things()
+    if ":" in name and section in ("model", *PARTS):
+        things = {name: dotted(f"{section}.name", name)}
+    if name not in things:
+        raise unknown(f"{section}.name", name, things)
+    return things[name]
 
 
 @dataclass
@@ -106,7 +171,7 @@ class _Trained:
 
 
 _SHARED: dict[str, Made] = {"stream": Population.streaming, "availability": _Together, "model": _Trained}
-_FILLED_IN = {  # arguments that a configuration fills in from its other sections
+FILLED_IN = {  # arguments that a configuration fills in from its other sections
     "algorithm": {"local", "sampler", "overlay", "network", "latency"},
     "partition": {"data", "clients", "seed", "part"},
     "stream": {"self", "arrivals", "memory"},
@@ -122,7 +187,7 @@ def options(section: str, made: Made) -> list[Option]:
     found = []
     for function in (made, *([_SHARED[section]] if section in _SHARED else [])):
         lines, allowed = help_of(function), allowed_of(function)
-        for name, (hint, default) in options_of(function, _FILLED_IN.get(section)).items():
+        for name, (hint, default) in options_of(function, FILLED_IN.get(section)).items():
             takes = in_words(hint)
             if name in allowed:
                 takes = str(allowed[name]) if isinstance(allowed[name], OneOf) else f"{takes}, {allowed[name]}"

@@ -57,8 +57,9 @@ class Range:
         if self.below is not None:
             fits &= numbers < self.below
         if not np.all(fits):
-            wrong = value if np.ndim(numbers) == 0 else np.asarray(numbers)[~fits].flat[0]
-            raise UserError(f"{option}: {wrong} must be {self}")
+            place = np.argwhere(~np.asarray(fits))[0].tolist()  # in a list: of which client, for instance
+            wrong = np.asarray(numbers)[tuple(place)] if place else value
+            raise UserError(f"{option}{place or ''}: {wrong} must be {self}")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def check_allowed(place: str, options: Mapping[str, Any], function: Callable[...
 
 def _annotations(place: Any) -> dict[str, Any]:
     """Its own annotations as objects; those that only type checkers can read declare nothing."""
-    scope, found = vars(sys.modules.get(place.__module__, math)), {}
+    scope, found = vars(sys.modules.get(inspect.unwrap(place).__module__, math)), {}
     for name, hint in inspect.get_annotations(place).items():
         written = getattr(hint, "__forward_arg__", hint)  # of a TypedDict
         with suppress(Exception):

@@ -29,7 +29,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be written ({why}){remedy}")
 
 
-def write_durably(path: Path, write: Callable[[Path], None]) -> None:
+def write_durably(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a new file, sync it, and only then give it its name.
 
     A crash at any moment leaves the old file or the new one, never a part.
@@ -141,11 +141,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_durably(path, lambda partial: _write(partial, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_durably(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def _sync(path: Path) -> None:

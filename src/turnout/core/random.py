@@ -101,6 +101,11 @@ def uniform(keys: ArrayLike, count: int) -> FloatArray:
     return cast(FloatArray, (bits(keys, count).view(np.uint64) >> 11) * 2.0**-53)
 
 
+def coins(seed: int, purpose: str, *ids: ArrayLike, each: int = 1) -> FloatArray:
+    """`[..., each]` float64 in [0, 1): so many draws at each of these ids, `uniform(key(...), each)`."""
+    return uniform(key(seed, purpose, *ids), each)
+
+
 def normal(keys: ArrayLike, count: int) -> FloatArray:
     """`[..., count]` standard normal, by inversion."""
     return ndtri(np.maximum(uniform(keys, count), 2.0**-54))  # 0 would be minus infinity

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 import numpy as np
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.imports import distributions, load_registered, registered
 from turnout.data.dataset import Dataset
 
@@ -63,7 +63,9 @@ def load(name: str, **options: Any) -> Dataset:
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
         raise UserError(f"dataset {name}: option {missing[0]} is needed and has no default")
-    return function(**{key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()})
+    given = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
+    with renamed({"load.": f"dataset {name}: option "}):
+        return function(**given)
 
 
 def _fits(value: object, hint: Any) -> bool:

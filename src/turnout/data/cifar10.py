@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
 from turnout.data.prepare import Pixels, images
 from turnout.data.readers import Layout, locate, read_cifar, read_numpy, read_sheet
@@ -21,6 +22,7 @@ BATCHES = Layout(
 PICKLES = Layout(("data_batch_1",), ("cifar-10-batches-py", "cifar10", ""))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
@@ -36,12 +38,5 @@ def load(
         batches = [read_cifar("cifar10", path, labels=1) for path in paths]
         x = [pixels for pixels, _ in batches]
         y, test_y = np.concatenate([labels[:, 0] for _, labels in batches[:-1]]), batches[-1][1][:, 0]
-    return images(
-        "cifar10",
-        (np.concatenate(x[:-1]), y),
-        (x[-1], test_y),
-        num_classes=10,
-        normalise=normalise,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2023, 0.1994, 0.2010),
-    )
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    return images("cifar10", (np.concatenate(x[:-1]), y), (x[-1], test_y), 10, normalise, mean, std)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Pixels, images, one_of
+from turnout.data.prepare import Pixels, images
 from turnout.data.readers import Layout, locate, read_cifar, read_numpy, read_sheet
 
 SHEETS = Layout(("train.webp", "test.webp", "labels.npz"), ("cifar100_subset", "cifar100", ""))
@@ -22,6 +23,7 @@ BATCHES = Layout(("train.bin", "test.bin"), ("cifar-100-binary", "cifar100", "")
 PICKLES = Layout(("train",), ("cifar-100-python", "cifar100", ""))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
@@ -29,7 +31,6 @@ def load(
     normalise: Pixels = "standard",  # standard (mean 0, sd 1), unit (0 to 1), symmetric (-1 to 1) or raw (0 to 255)
 ) -> Dataset:
     """`[n, 3, 32, 32]` with 100 fine or 20 coarse classes; the fact `coarse_of_fine` [100] is the superclass."""
-    one_of("cifar100", "labels", labels, ("fine", "coarse"))
     layout, paths = locate("cifar100", folder, SHEETS, BATCHES, pickled=PICKLES)
     if layout is SHEETS:
         arrays = read_numpy("cifar100", paths[-1], "y_train", "y_test", "coarse_of_fine")
@@ -44,17 +45,10 @@ def load(
         coarse, fine = ([part[:, column] for _, part in batches] for column in (0, 1))
         coarse_of_fine = np.full(256, -1)  # a byte may be damaged
         coarse_of_fine[np.concatenate(fine)] = np.concatenate(coarse)
-    y = fine if labels == "fine" else coarse
-    return images(
-        "cifar100",
-        (x[0], y[0]),
-        (x[1], y[1]),
-        num_classes=100 if labels == "fine" else 20,
-        normalise=normalise,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-        facts={"coarse_of_fine": coarse_of_fine[:100].astype(np.int64)},
-    )
+    y, classes = (fine, 100) if labels == "fine" else (coarse, 20)
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    facts: dict[str, object] = {"coarse_of_fine": coarse_of_fine[:100].astype(np.int64)}
+    return images("cifar100", (x[0], y[0]), (x[1], y[1]), classes, normalise, mean, std, facts=facts)
 
 
 def _below_100(labels: NDArray[Any]) -> bool:

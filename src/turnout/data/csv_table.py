@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Scaling, numbered, one_of, table
+from turnout.data.prepare import Held, Scaling, numbered, table
 from turnout.data.readers import Table, is_number, path_of, read_table
 
 MOST_WORDS = 1000
 
 
+@spelt
 def load(
     *,
     path: str | Path,  # of the CSV file
@@ -25,7 +27,7 @@ def load(
     task: Literal["classification", "regression"] = "classification",  # whether the target is a class or a number
     drop: Sequence[str] = (),  # columns that are left out
     normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
-    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    test_fraction: Held = 0.2,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """One column is the target, one may be the client; the others, less those in `drop`, are the features.
@@ -34,7 +36,6 @@ def load(
     set takes its share of every client, or else of every class. Facts: `features`, and `classes` and `clients` by
     number.
     """
-    one_of("csv_table", "task", task, ("classification", "regression"))
     rows = read_table("csv_table", path_of(path))
     for column in drop:
         rows.cells(column)
@@ -48,18 +49,9 @@ def load(
     groups = None
     if client is not None:
         groups, facts["clients"] = _numbered(rows, client)
+    classes = int(targets.max()) + 1 if task == "classification" else None
     return table(
-        "csv_table",
-        inputs,
-        targets,
-        num_classes=int(targets.max()) + 1 if task == "classification" else None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=groups,
-        indicators=indicators,
-        facts=facts,
+        "csv_table", inputs, targets, classes, normalise, test_fraction, seed, groups, facts, indicators=indicators
     )
 
 

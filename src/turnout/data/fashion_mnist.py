@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
 from turnout.data.mnist import idx_layout
 from turnout.data.prepare import Pixels, images
 from turnout.data.readers import locate, read_idx
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
@@ -23,12 +25,4 @@ def load(
     layout = idx_layout(folder, "FashionMNIST/raw", "fashion_mnist", "fashion-mnist")
     _, paths = locate("fashion_mnist", folder, layout)
     x, y, test_x, test_y = (read_idx("fashion_mnist", path) for path in paths)
-    return images(
-        "fashion_mnist",
-        (x, y),
-        (test_x, test_y),
-        num_classes=10,
-        normalise=normalise,
-        mean=(0.2860,),
-        std=(0.3530,),
-    )
+    return images("fashion_mnist", (x, y), (test_x, test_y), 10, normalise, mean=(0.2860,), std=(0.3530,))

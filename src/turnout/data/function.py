@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from turnout.core.errors import UserError
 from turnout.core.imports import dotted
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
 from turnout.data.prepare import from_arrays
 
 
+@spelt
 def load(
     *,
     function: str,  # package.module:function that returns the data

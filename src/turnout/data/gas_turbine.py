@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from turnout.core.errors import UserError
+from turnout.core.errors import UserError, unknown
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Scaling, numbered, one_of, table
+from turnout.data.prepare import Held, Scaling, numbered, table
 from turnout.data.readers import Layout, locate, read_table
 
 FEATURES = ("AT", "AP", "AH", "AFDP", "GTEP", "TIT", "TAT", "TEY", "CDP")
@@ -21,18 +22,19 @@ CSV = Layout(("gas_turbine.csv",), ("", "tabular"))
 UCI = Layout(tuple(f"gt_{year}.csv" for year in YEARS), ("", "tabular"))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
     targets: Sequence[str] = ("CO", "NOX"),  # columns that are predicted
     normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
-    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    test_fraction: Held = 0.2,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """`[n, 9]` inputs (less those taken as targets) and `[n, targets]`, scaled by the training rows (facts turn the
     targets back); a year is a group."""
-    for target in targets:
-        one_of("gas_turbine", "targets", target, (*FEATURES, "CO", "NOX"))
+    for target in set(targets).difference(FEATURES, ("CO", "NOX")):
+        raise unknown("dataset gas_turbine: option targets", target, (*FEATURES, "CO", "NOX"))
     if not targets:
         raise UserError("dataset gas_turbine: option targets names no column, for instance CO")
     layout, paths = locate("gas_turbine", folder, CSV, UCI)
@@ -41,15 +43,5 @@ def load(
     years = tables[0].numbers("year")[:, 0] if layout is CSV else np.repeat(YEARS, counts)
     groups, clients = numbered(years.astype(np.int64))
     features = [feature for feature in FEATURES if feature not in targets]
-    return table(
-        "gas_turbine",
-        np.concatenate([part.numbers(*features) for part in tables]),
-        np.concatenate([part.numbers(*targets) for part in tables]),
-        num_classes=None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=groups,
-        facts={"clients": clients},
-    )
+    x, y = (np.concatenate([part.numbers(*columns) for part in tables]) for columns in (features, targets))
+    return table("gas_turbine", x, y, None, normalise, test_fraction, seed, groups, {"clients": clients})

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from turnout.core.errors import unknown
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Scaling, table
+from turnout.data.prepare import Held, Scaling, table
 from turnout.data.readers import MISSING, Layout, Table, locate, read_table
 
 CENTRES = ("cleveland", "hungarian", "switzerland", "va")
@@ -23,11 +24,12 @@ CSV = Layout(("heart_disease.csv",), ("", "tabular"))
 UCI = Layout(tuple(f"processed.{centre}.data" for centre in CENTRES), ("", "heart_disease_dataset"))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
     normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
-    test_fraction: float = 0.34,  # share of the samples that is the central test set
+    test_fraction: Held = 0.34,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """`[n, 13]` inputs, class 1 for any disease; a centre is a group: cleveland, hungarian, switzerland, va.
@@ -40,27 +42,17 @@ def load(
     tables = [_complete(read_table("heart_disease", path, HEADER if layout is UCI else None)) for path in paths]
     if layout is CSV:
         names = tables[0].words("centre")
-        for name in names:
-            if name not in CENTRES:
-                raise unknown("dataset heart_disease: centre", name, CENTRES)
+        for name in set(names).difference(CENTRES):
+            raise unknown("dataset heart_disease: centre", name, CENTRES)
     else:
         names = [name for name, part in zip(CENTRES, tables, strict=True) for _ in part.rows]
     groups = np.array([CENTRES.index(name) for name in names])
     columns = np.concatenate([part.numbers(*MEASURED, "cp", "restecg", "num") for part in tables])
     cp, restecg, disease = columns[:, -3], columns[:, -2], (columns[:, -1] > 0).astype(np.int64)
-    indicators = [cp == 2, cp == 3, cp == 4, restecg == 1, restecg == 2]
+    inputs = np.column_stack([columns[:, :-3], cp == 2, cp == 3, cp == 4, restecg == 1, restecg == 2])
+    facts, strata = {"clients": list(CENTRES)}, 2 * groups + disease
     return table(
-        "heart_disease",
-        np.column_stack([columns[:, :-3], *indicators]),
-        disease,
-        num_classes=2,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        groups=groups,
-        strata=2 * groups + disease,
-        indicators=len(indicators),
-        facts={"clients": list(CENTRES)},
+        "heart_disease", inputs, disease, 2, normalise, test_fraction, seed, groups, facts, strata=strata, indicators=5
     )
 
 

@@ -10,9 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from turnout.core.allowed import NotNegative
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Scaling, at_least, one_of, table
+from turnout.data.prepare import Held, Scaling, table
 from turnout.data.readers import Layout, locate, read_text
 
 SOURCE_BYTES, TARGET_BYTES, LABEL = 4, 5, 41
@@ -22,13 +24,14 @@ FEATURES = [column for column in range(LABEL) if column not in WORDS + CONSTANT]
 FILES = (Layout(("kddcup99_10pct.csv",), ("", "tabular")), Layout(("kddcup.data_10_percent",), ("", "tabular")))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
     labels: Literal["sign", "class"] = "sign",  # sign: -1 and 1, for a linear SVM; class: 0 and 1
-    max_bytes: float | None = 30_000.0,  # connections above are left out; none: none is
+    max_bytes: NotNegative | None = 30_000.0,  # connections above are left out; none: none is
     normalise: Scaling = "minmax",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
-    test_fraction: float = 0.2,  # share of the samples that is the central test set
+    test_fraction: Held = 0.2,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
     """The 35 numeric features that vary, in the order of the file, as Wu et al. (SAFA) use them.
@@ -36,8 +39,6 @@ def load(
     Connections above `max_bytes` either way are left out. Targets are `[n, 1]` signs for a linear SVM, -1 normal
     and +1 intrusion, or with `labels="class"` the classes 0 and 1. Inputs are scaled by the training rows.
     """
-    one_of("kdd99", "labels", labels, ("sign", "class"))
-    at_least("kdd99", 0, max_bytes=max_bytes)
     _, (path,) = locate("kdd99", folder, *FILES)
     records: list[str] = []
     for number, line in enumerate(read_text("kdd99", path).splitlines(), 1):
@@ -56,14 +57,5 @@ def load(
         traffic = values[:, [FEATURES.index(SOURCE_BYTES), FEATURES.index(TARGET_BYTES)]]
         keep = (traffic <= max_bytes).all(axis=1)
         values, attack = values[keep], attack[keep]
-    return table(
-        "kdd99",
-        values,
-        attack if labels == "class" else 2.0 * attack[:, None] - 1,
-        num_classes=2 if labels == "class" else None,
-        normalise=normalise,
-        test_fraction=test_fraction,
-        seed=seed,
-        strata=attack,
-        scale_targets=False,
-    )
+    targets, classes = attack if labels == "class" else 2.0 * attack[:, None] - 1, 2 if labels == "class" else None
+    return table("kdd99", values, targets, classes, normalise, test_fraction, seed, strata=attack, scale_targets=False)

@@ -6,25 +6,26 @@ The synthetic data of Marfoq et al. (FedEM), NeurIPS 2021, with labels drawn as 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from scipy.special import expit
 
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count, NotNegative, Positive, WholeNumber
 from turnout.core.random import generator, integers, key, normal, uniform
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import at_least, lognormal_sizes, room
+from turnout.data.prepare import lognormal_sizes, parted, room
 
 
+@spelt
 def load(
     *,
-    clients: int = 300,  # that are generated
-    components: int = 3,  # linear models behind the labels
-    dims: int = 150,  # numbers of a sample
-    alpha: float = 0.4,  # of the Dirichlet law of a client's mixture
+    clients: Count = 300,  # that are generated
+    components: Count = 3,  # linear models behind the labels
+    dims: Count = 150,  # numbers of a sample
+    alpha: Positive = 0.4,  # of the Dirichlet law of a client's mixture
     hard: bool = False,  # whether a client has one component only
-    noise: float = 0.1,  # standard deviation before the sigmoid
-    max_samples: int = 1000,  # that a client trains on at most
-    test_samples: int = 200,  # of each client
+    noise: NotNegative = 0.1,  # standard deviation before the sigmoid
+    max_samples: Count = 1000,  # that a client trains on at most
+    test_samples: WholeNumber = 200,  # of each client
     seed: int = 0,  # of all that is generated
 ) -> Dataset:
     """Components theta ~ U[-1, 1]^dims; client weights pi ~ Dirichlet(alpha), or one component each if `hard`.
@@ -33,10 +34,6 @@ def load(
     min(50 + lognormal(4, 2), max_samples) of them to train on and `test_samples` more (the paper: 5,000) to test.
     Facts: `components` [components, dims], `weights` [clients, components], `component_of` [n] of training samples.
     """
-    at_least("linear_mixture", 1, clients=clients, components=components, dims=dims, max_samples=max_samples)
-    at_least("linear_mixture", 0, noise=noise, test_samples=test_samples)
-    if not 0 < alpha < np.inf:
-        raise UserError(f"dataset linear_mixture: option alpha={alpha} must be above 0 and finite")
     samples, mixed = clients * (test_samples + min(max_samples, 50)), components * (clients + components)
     room("linear_mixture", dims * (samples + components), clients=clients, dims=dims, test_samples=test_samples)
     room("linear_mixture", mixed, clients=clients, components=components)
@@ -62,15 +59,5 @@ def load(
     groups = np.repeat(np.arange(clients), sizes + test_samples)
     number = np.concatenate([np.arange(size) for size in sizes + test_samples])
     test = number >= sizes[groups]
-    all_x, all_y = torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
-    return Dataset(
-        "linear_mixture",
-        all_x[~test],
-        all_y[~test],
-        2,
-        test_inputs=all_x[test] if test_samples else None,
-        test_targets=all_y[test] if test_samples else None,
-        groups=groups[~test],
-        test_groups=groups[test] if test_samples else None,
-        facts={"components": theta, "weights": weights, "component_of": np.concatenate(origin)[~test]},
-    )
+    facts = {"components": theta, "weights": weights, "component_of": np.concatenate(origin)[~test]}
+    return parted("linear_mixture", np.concatenate(inputs), np.concatenate(targets), 2, ~test, test, groups, facts)

@@ -9,19 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
 from turnout.data.prepare import Pixels, images, numbered
 from turnout.data.readers import Layout, locate, read_idx, read_numpy
 
 ARCHIVE = Layout(("mnist.npz",))
-IDX = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
@@ -32,8 +29,9 @@ def load(
     groups = None
     facts: dict[str, object] = {}
     if layout is ARCHIVE:
-        arrays = read_numpy("mnist", paths[0], "x_train", "y_train", "x_test", "y_test")
-        parts = [arrays[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+        names = ("x_train", "y_train", "x_test", "y_test")
+        arrays = read_numpy("mnist", paths[0], *names)
+        parts = [arrays[name] for name in names]
         if "writer_train" in arrays:
             groups, facts["clients"] = numbered(arrays["writer_train"])
             if len(groups) != len(parts[0]):
@@ -41,17 +39,7 @@ def load(
     else:
         parts = [read_idx("mnist", path) for path in paths]
     x, y, test_x, test_y = parts
-    return images(
-        "mnist",
-        (x, y),
-        (test_x, test_y),
-        num_classes=10,
-        normalise=normalise,
-        mean=(0.1307,),
-        std=(0.3081,),
-        groups=groups,
-        facts=facts,
-    )
+    return images("mnist", (x, y), (test_x, test_y), 10, normalise, (0.1307,), (0.3081,), groups, facts)
 
 
 def idx_layout(folder: str | Path | None, *folders: str) -> Layout:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import at_least, from_arrays
+from turnout.data.prepare import from_arrays
 from turnout.data.readers import path_of, read_numpy
 
 
+@spelt
 def load(
     *,
     path: str | Path,  # of an .npz file, or a folder of .npy files
-    num_classes: int | None = None,  # none: the largest target + 1
+    num_classes: Count | None = None,  # none: the largest target + 1
 ) -> Dataset:
     """`inputs` and `targets`; if there are, `groups` (the client of every sample, any integer or word), `test_inputs`,
     `test_targets`, `test_groups`.
@@ -22,7 +25,6 @@ def load(
     Integer targets are classes (`num_classes`, else the largest + 1), others `[n]` or `[n, outputs]` are regressed
     on. Inputs become float32, or int64 tokens if they are integers: scale images to floats first.
     """
-    at_least("numpy_files", 1, num_classes=num_classes)
     place = path_of(path)
     files = sorted(place.glob("*.npy")) if os.path.isdir(place) else [place]
     if not files or not os.path.isfile(files[0]):

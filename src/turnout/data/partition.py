@@ -16,28 +16,33 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.core import random
+from turnout.core.allowed import Count, Finite, Positive
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
+from turnout.core.spelling import spelt
 from turnout.data._dealing import apportion, by_class, deal, even, filtered, shuffle, times_before
 from turnout.data.dataset import Dataset
+from turnout.data.prepare import Held
 
 Data = Dataset | Sequence[int] | NDArray[np.integer]
 Part = Literal["train", "test"]
 
 
+@spelt
 def iid(data: Data, clients: int, seed: int) -> Ragged:
     """Shuffle and cut into `clients` rows whose sizes differ by at most one; every sample is used exactly once."""
     _enough(len(data), clients)
     return deal(even(len(data), clients), seed)
 
 
+@spelt
 def gaussian_sizes(
     data: Data,
     clients: int,
     seed: int,
     *,
-    relative_sd: float = 0.3,  # standard deviation of the sizes, relative to the mean
+    relative_sd: Finite = 0.3,  # standard deviation of the sizes, relative to the mean
     in_order: bool = False,  # whether slices of the data as it stands are dealt
 ) -> Ragged:
     """Quantity skew: n_i ~ N(n/N, (relative_sd n/N)^2), at least 1, rescaled to sum exactly to n; then an iid deal, or
@@ -46,8 +51,6 @@ def gaussian_sizes(
     Reference: Wu et al., SAFA, IEEE Transactions on Computers 2021 (relative_sd = 0.3).
     """
     _enough(len(data), clients)
-    if not 0 <= relative_sd < np.inf:
-        raise UserError(f"partition gaussian_sizes: relative_sd is {relative_sd}; it must be at least 0 and finite")
     draws = random.normal(random.key(seed, "partition size", np.arange(clients)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), len(data))
     if in_order:
@@ -55,6 +58,7 @@ def gaussian_sizes(
     return deal(sizes, seed)
 
 
+@spelt
 def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part = "train") -> Ragged:
     """The dataset's own groups (a writer, a role, a hospital), the first `clients` of them; `seed` changes nothing."""
     del seed  # the signature every partition shares
@@ -76,6 +80,7 @@ def natural(data: Data, clients: int | None = None, seed: int = 0, *, part: Part
     return rows
 
 
+@spelt
 def one_class(
     data: Data,
     clients: int,
@@ -119,6 +124,7 @@ def one_class(
     return rows
 
 
+@spelt
 def shards(
     data: Data,
     clients: int,
@@ -150,12 +156,13 @@ def shards(
     return Ragged.from_owner(owner, clients)
 
 
+@spelt
 def dirichlet(
     data: Data,
     clients: int,
     seed: int,
     *,
-    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    alpha: Positive,  # of the Dirichlet law: small ones give few classes to a client
     min_samples: int = 1,  # that every client has; 0: none at all is allowed
     attempts: int = 20,  # draws until everybody has them
     label_groups: int | None = None,  # groups of classes that are dealt like one class; none: each by itself
@@ -174,7 +181,6 @@ def dirichlet(
         place = random.permutation(random.key(seed, "partition label group"), classes)
         labels, classes = (place * label_groups // classes)[labels], label_groups
     _enough(len(labels), clients)
-    _positive_alpha("dirichlet", alpha)
     order, _ = by_class(labels, classes, shuffle(len(labels), seed))
     supply = np.bincount(labels, minlength=classes)
     starts = np.cumsum(supply) - supply
@@ -194,12 +200,13 @@ def dirichlet(
     return Ragged.from_owner(owner, clients)
 
 
+@spelt
 def dirichlet_equal(
     data: Data,
-    clients: int,
+    clients: Count,
     seed: int,
     *,
-    alpha: float,  # of the Dirichlet law: small ones give few classes to a client
+    alpha: Finite,  # of the Dirichlet law: small ones give few classes to a client
     sizes: ArrayLike | None = None,  # samples: one, or one a client; none: n // N
     replace: bool = True,  # whether clients may share samples
     part: Part = "train",
@@ -213,8 +220,6 @@ def dirichlet_equal(
     Reference: Hsu et al., arXiv:1909.06335, as in Fraboni et al., Clustered Sampling, ICML 2021.
     """
     labels, classes = _labels(data, "dirichlet_equal", part)
-    if clients < 1:
-        raise UserError(f"partition dirichlet_equal: {clients} clients; there must be at least 1")
     given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
     if not (np.abs(given) <= 2**53).all():
         raise UserError(
@@ -233,10 +238,8 @@ def dirichlet_equal(
             f"partition dirichlet_equal ({part}): {counts.sum()} samples asked without replacement, {len(labels)} exist"
         )
     ids = np.arange(clients)
-    if alpha == 0:
-        mixture = np.eye(classes)[ids % classes]
-    else:
-        _positive_alpha("dirichlet_equal", alpha)
+    mixture = np.eye(classes)[ids % classes]
+    if alpha > 0:
         mixture = random.dirichlet(random.key(seed, "partition mixture", ids), classes, alpha)
     wanted = np.floor(mixture * counts[:, None]).astype(np.int64)
     wanted[:, -1] = counts - wanted[:, :-1].sum(axis=1)
@@ -262,13 +265,14 @@ def dirichlet_equal(
     return Ragged(offsets, values)
 
 
+@spelt
 def pachinko(
     data: Data,
     clients: int,
     seed: int,
     *,
-    alpha: float = 0.4,  # of the Dirichlet law over superclasses
-    beta: float = 10.0,  # of that over the classes of one
+    alpha: Positive = 0.4,  # of the Dirichlet law over superclasses
+    beta: Positive = 10.0,  # of that over the classes of one
     samples: int | None = None,  # of each client; none: n // N
     superclasses: ArrayLike | None = None,  # that of every class; none: the dataset's own
 ) -> Ragged:
@@ -281,8 +285,6 @@ def pachinko(
     2021, appendix F.
     """
     labels, classes = _labels(data, "pachinko")
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        _positive_alpha("pachinko", value, name)
     each = len(labels) // max(1, clients) if samples is None else samples
     if not (clients >= 1 and each >= 1 and clients * each <= len(labels)):
         raise UserError(f"partition pachinko: {each} samples for each of {clients} clients; {len(labels)} exist")
@@ -313,14 +315,13 @@ def pachinko(
     return Ragged.from_rows(rows)
 
 
-def split(rows: Ragged, test_fraction: float, seed: int) -> tuple[Ragged, Ragged]:
+@spelt
+def split(rows: Ragged, test_fraction: Held, seed: int) -> tuple[Ragged, Ragged]:
     """(train, test) of every client: round(test_fraction * n_i) of its samples are for testing, at most n_i - 1.
 
     Which ones depends on the client and its own samples alone. A sample that a client holds several times is never on
     both sides, so its test row may be a little shorter.
     """
-    if not 0 <= test_fraction < 1:
-        raise UserError(f"split: test_fraction is {test_fraction}; it must be at least 0 and below 1")
     counts = rows.counts
     owner = np.repeat(np.arange(len(rows)), counts)
     keys = random.key(seed, "split", owner, rows.values)
@@ -373,11 +374,6 @@ def _superclasses(data: Data, classes: int, given: ArrayLike | None) -> IntArray
 def _enough(samples: int, clients: int) -> None:
     if not 1 <= clients <= samples:
         raise UserError(f"partition: {clients} clients for {samples} samples; allowed: 1 to {samples}")
-
-
-def _positive_alpha(partition: str, alpha: float, name: str = "alpha") -> None:
-    if not 0 < alpha < np.inf:
-        raise UserError(f"partition {partition}: {name} is {alpha}; it must be positive and finite")
 
 
 def _refuse(bad: NDArray[np.bool_], partition: str, complaint: str) -> None:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Range
 from turnout.core.errors import UserError, check_room, unknown
-from turnout.core.random import key, normal, permutation
+from turnout.core.random import FloatArray, IntArray, key, normal, permutation
 from turnout.data.dataset import Dataset
 
 Pixels = Literal["standard", "unit", "symmetric", "raw"]
 Scaling = Literal["standard", "minmax", "none"]
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-
-def one_of(dataset: str, option: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse an option's value that is not one of the words allowed."""
-    if value not in (options := list(allowed)):
-        raise unknown(f"dataset {dataset}: option {option}", value, options)
-
-
-def at_least(dataset: str, minimum: float, **options: float | None) -> None:
-    """Refuse options below a minimum; None is not given."""
-    for option, value in options.items():
-        if value is not None and not value >= minimum:
-            raise UserError(f"dataset {dataset}: option {option}={value} must be at least {minimum}")
+Held = Annotated[float, Range(least=0, below=1)]  # share of samples that is held out
 
 
 def room(dataset: str, numbers: float, **options: float | None) -> None:
@@ -39,20 +26,14 @@ def room(dataset: str, numbers: float, **options: float | None) -> None:
     check_room(f"dataset {dataset}: {given}", numbers)
 
 
-def fraction(dataset: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"dataset {dataset}: option test_fraction={value} must be at least 0 and below 1")
-
-
 def numbered(words: ArrayLike) -> tuple[IntArray, list[Any]]:
     """Every word as its rank among the distinct ones, and those in order."""
     distinct, ranks = np.unique(np.asarray(words), return_inverse=True)
     return ranks.reshape(-1).astype(np.int64), distinct.tolist()
 
 
-def hold_out(dataset: str, strata: IntArray, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
+def hold_out(strata: IntArray, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
     """Positions for training and for testing, both in the order of the data, the same share of every stratum."""
-    fraction(dataset, test_fraction)
     order = permutation(key(seed, "hold out"), len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
     _, starts, stratum, counts = np.unique(strata[order], return_index=True, return_inverse=True, return_counts=True)
@@ -71,28 +52,29 @@ def table(
     dataset: str,
     inputs: FloatArray,
     targets: NDArray[Any],
-    *,
     num_classes: int | None,
-    normalise: str,
+    normalise: Scaling,
     test_fraction: float,
     seed: int,
     groups: IntArray | None = None,
+    facts: Mapping[str, object] | None = None,
+    *,
     strata: IntArray | None = None,
     indicators: int = 0,
     scale_targets: bool = True,
-    facts: dict[str, object] | None = None,
 ) -> Dataset:
     """A table with a test set held out and scaled by what the training rows show.
 
+    The test set takes its share of every stratum: of every group, or else of every class, unless `strata` says another.
     The last `indicators` columns stay as they are. Regression targets are scaled like the inputs, and the facts
     `target_offset` and `target_scale` turn them back: original = offset + scale * value.
     """
-    one_of(dataset, "normalise", normalise, ("standard", "minmax", "none"))
     if not len(inputs):
         raise UserError(f"dataset {dataset}: no rows are left")
     if strata is None:
-        strata = targets if num_classes is not None else np.zeros(len(inputs), np.int64)
-    train, test = hold_out(dataset, strata, test_fraction, seed)
+        classes = np.zeros(len(inputs), np.int64) if num_classes is None else targets
+        strata = classes if groups is None else groups
+    train, test = hold_out(strata, test_fraction, seed)
     offset, scale = _scaling(inputs[train], normalise)
     if indicators:
         offset[-indicators:], scale[-indicators:] = 0, 1
@@ -102,23 +84,29 @@ def table(
         offset, scale = _scaling(targets[train], normalise)
         targets = (targets - offset) / scale
         facts |= {"target_offset": offset, "target_scale": scale}
-    features = torch.from_numpy(inputs.astype(np.float32))
-    labels = torch.from_numpy(targets.astype(np.float32 if num_classes is None else np.int64))
-    held = len(test) > 0
-    return Dataset(
-        dataset,
-        features[train],
-        labels[train],
-        num_classes,
-        test_inputs=features[test] if held else None,
-        test_targets=labels[test] if held else None,
-        groups=None if groups is None else groups[train],
-        test_groups=groups[test] if held and groups is not None else None,
-        facts=facts,
-    )
+    labels = targets.astype(np.float32 if num_classes is None else np.int64)
+    return parted(dataset, inputs.astype(np.float32), labels, num_classes, train, test, groups, facts)
 
 
-def _scaling(values: FloatArray, normalise: str) -> tuple[FloatArray, FloatArray]:
+def parted(
+    dataset: str,
+    inputs: NDArray[Any],
+    targets: NDArray[Any],
+    num_classes: int | None,
+    train: NDArray[Any],
+    test: NDArray[Any],
+    groups: IntArray | None,
+    facts: dict[str, Any],
+) -> Dataset:
+    """A dataset of the rows `train`, whose central test set is the rows `test`, if there are any."""
+    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    held = len(x[test]) > 0
+    test_x, test_y = (x[test], y[test]) if held else (None, None)
+    owner, test_owner = (None, None) if groups is None else (groups[train], groups[test] if held else None)
+    return Dataset(dataset, x[train], y[train], num_classes, test_x, test_y, owner, test_owner, facts)
+
+
+def _scaling(values: FloatArray, normalise: Scaling) -> tuple[FloatArray, FloatArray]:
     """Offset and scale of every column; a constant column is only shifted."""
     if normalise == "standard":
         offset, scale = values.mean(axis=0), values.std(axis=0)
@@ -133,9 +121,8 @@ def images(
     dataset: str,
     train: tuple[NDArray[np.uint8], NDArray[Any]],
     test: tuple[NDArray[np.uint8], NDArray[Any]],
-    *,
     num_classes: int,
-    normalise: str,
+    normalise: Pixels,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     groups: IntArray | None = None,
@@ -151,7 +138,6 @@ def images(
         "symmetric": (torch.tensor([127.5]), torch.tensor([127.5])),
         "raw": (torch.tensor([0.0]), torch.tensor([1.0])),
     }
-    one_of(dataset, "normalise", normalise, scales)
     offset, scale = (part[:, None, None] for part in scales[normalise])
     tensors: list[Tensor] = []
     if train[0].shape[1:] != test[0].shape[1:]:

@@ -11,20 +11,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import at_least, room
+from turnout.data.prepare import room
 
 
+@spelt
 def load(
     *,
     optima: Sequence[float] | Sequence[Sequence[float]] | None = None,  # of each client; none: drawn
     curvatures: Sequence[float] | None = None,  # of each client; none: 1
     importance: Sequence[float] | None = None,  # of each client; none: equal
-    clients: int = 10,  # optima that are drawn
-    dims: int = 1,  # numbers of an optimum
-    samples: int = 1,  # equal rows of a client
+    clients: Count = 10,  # optima that are drawn
+    dims: Count = 1,  # numbers of an optimum
+    samples: Count = 1,  # equal rows of a client
     seed: int = 0,  # of the optima
 ) -> Dataset:
     """`[n, 1]` curvatures and `[n, dims]` optima, `samples` equal rows a client.
@@ -32,7 +35,6 @@ def load(
     Without `optima`, `clients` of them are drawn from N(0, 1)^dims; curvatures are 1 and importance p is equal
     unless given. Facts: `optimum` = sum p c theta / sum p c, the `optimal_loss` there, and what it was made of.
     """
-    at_least("quadratics", 1, clients=clients, dims=dims, samples=samples)
     many, wide = (clients, dims) if optima is None else (len(optima), 1)
     room("quadratics", many * samples * (wide + 3), clients=many, dims=wide, samples=samples)
     if optima is None:

@@ -49,7 +49,7 @@ def _plain_or_gzipped(path: Path) -> Path:
     return gzipped if os.path.isfile(gzipped) and not os.path.isfile(path) else path
 
 
-def path_of(given: str | Path) -> Path:
+def path_of(given: str | os.PathLike[str]) -> Path:
     """A path as a user writes it, perhaps with ~."""
     return Path(os.path.expanduser(given))
 

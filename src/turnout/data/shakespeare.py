@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Count, WholeNumber
 from turnout.core.errors import UserError
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import at_least, fraction
+from turnout.data.prepare import Held
 from turnout.data.readers import Layout, locate, read_text
 
 WINDOW = 80
@@ -25,13 +27,14 @@ CODE = np.array([string.printable.find(chr(code)) for code in range(128)])
 ROLES = Layout(("roles.json",), ("shakespeare", ""))
 
 
+@spelt
 def load(
     *,
     folder: str | Path | None = None,  # where the files are; none: the folder TURNOUT_DATA names
-    clients: int | None = None,  # roles that are kept, the first so many; none: all
-    min_speeches: int = 2,  # roles with fewer are left out
-    stride: int = WINDOW,  # characters from one sample to the next
-    test_fraction: float = 0.2,  # share of a role's text, the end of it, for testing
+    clients: Count | None = None,  # roles that are kept, the first so many; none: all
+    min_speeches: WholeNumber = 2,  # roles with fewer are left out
+    stride: Count = WINDOW,  # characters from one sample to the next
+    test_fraction: Held = 0.2,  # share of a role's text, the end of it, for testing
 ) -> Dataset:
     """`[n, 80]` tokens, the target being the token that follows; tokens index Python's 100 printable characters.
 
@@ -40,9 +43,6 @@ def load(
     than `min_speeches`, or too little text for one sample, are left out; `clients` keeps the first so many.
     Facts: `vocabulary`, `clients` (the roles).
     """
-    at_least("shakespeare", 1, clients=clients, stride=stride)
-    at_least("shakespeare", 0, min_speeches=min_speeches)
-    fraction("shakespeare", test_fraction)
     _, (path,) = locate("shakespeare", folder, ROLES)
     texts: dict[str, NDArray[np.int64]] = {}
     for role, speeches in _speeches(path).items():
@@ -54,17 +54,9 @@ def load(
     inputs, targets, groups = _samples([text[: _kept(text, test_fraction)] for text in texts.values()], stride)
     tests = _samples([text[_kept(text, test_fraction) :] for text in texts.values()], stride)
     test_inputs, test_targets, test_groups = tests if len(tests[0]) else (None, None, None)
-    return Dataset(
-        "shakespeare",
-        inputs,
-        targets,
-        len(string.printable),
-        test_inputs,
-        test_targets,
-        groups,
-        test_groups,
-        facts={"vocabulary": string.printable, "clients": list(texts)},
-    )
+    facts: dict[str, object] = {"vocabulary": string.printable, "clients": list(texts)}
+    size = len(string.printable)
+    return Dataset("shakespeare", inputs, targets, size, test_inputs, test_targets, groups, test_groups, facts)
 
 
 def _kept(text: Sized, test_fraction: float) -> int:

@@ -6,24 +6,28 @@ standard deviations.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
-import torch
 
+from turnout.core.allowed import Count, NotNegative, Range
 from turnout.core.random import key, normal
+from turnout.core.spelling import spelt
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import at_least, fraction, lognormal_sizes, room
+from turnout.data.prepare import Held, lognormal_sizes, parted, room
 
 
+@spelt
 def load(
     *,
-    alpha: float = 0.5,  # variance of the clients' models
-    beta: float = 0.5,  # variance of the clients' inputs
-    clients: int = 100,  # that are generated
-    dims: int = 60,  # numbers of a sample
-    classes: int = 10,  # of the labels
+    alpha: NotNegative = 0.5,  # variance of the clients' models
+    beta: NotNegative = 0.5,  # variance of the clients' inputs
+    clients: Count = 100,  # that are generated
+    dims: Count = 60,  # numbers of a sample
+    classes: Annotated[int, Range(2)] = 10,  # of the labels
     iid: bool = False,  # whether everybody has the first client's law
-    max_samples: int | None = None,  # of a client at most; none: no limit
-    test_fraction: float = 0.2,  # share of a client's samples that goes to the test set
+    max_samples: Count | None = None,  # of a client at most; none: no limit
+    test_fraction: Held = 0.2,  # share of a client's samples that goes to the test set
     seed: int = 0,  # of all that is generated
     sample_seed: int | None = None,  # other samples of the same clients; none: the seed
 ) -> Dataset:
@@ -34,10 +38,6 @@ def load(
     set. `iid` gives everyone the first client's W, b and v. With another `sample_seed` the same clients, as large as
     before, have other samples. Facts: `weights` [clients, dims, classes], `biases`.
     """
-    at_least("synthetic", 0, alpha=alpha, beta=beta)
-    at_least("synthetic", 1, clients=clients, dims=dims, max_samples=max_samples)
-    at_least("synthetic", 2, classes=classes)
-    fraction("synthetic", test_fraction)
     room("synthetic", clients * dims * (classes + 50), clients=clients, dims=dims, classes=classes)
     rule = np.zeros(clients, np.int64) if iid else np.arange(clients)
     u = alpha * normal(key(seed, "synthetic u", rule), 1)
@@ -59,14 +59,5 @@ def load(
     groups = np.repeat(np.arange(clients), sizes)
     held = np.rint(test_fraction * sizes).astype(np.int64)
     test = np.arange(len(groups)) >= (ends - np.minimum(held, sizes - 1))[groups]
-    return Dataset(
-        "synthetic",
-        torch.from_numpy(inputs[~test]),
-        torch.from_numpy(targets[~test]),
-        classes,
-        test_inputs=torch.from_numpy(inputs[test]) if test.any() else None,
-        test_targets=torch.from_numpy(targets[test]) if test.any() else None,
-        groups=groups[~test],
-        test_groups=groups[test] if test.any() else None,
-        facts={"weights": weights, "biases": biases},
-    )
+    facts = {"weights": weights, "biases": biases}
+    return parted("synthetic", inputs, targets, classes, ~test, test, groups, facts)

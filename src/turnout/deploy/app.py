@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from turnout.core.errors import UserError
 from turnout.core.flat import Layout
-from turnout.deploy.screen import RejectedError, Rejection
+from turnout.deploy.screen import RejectedError, Rejection, require
 from turnout.deploy.wire import decode
 from turnout.local.sgd import Named
 
@@ -44,7 +44,9 @@ Config = Mapping[str, bool | int | float | str]
 
 
 def why(error: BaseException) -> str:
-    """One line about an exception in a user's code: what, and where."""
+    """Say in one line what is wrong with a reply; or, in a user's code, what went wrong, and where."""
+    if isinstance(error, RejectedError):
+        return str(error)
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -67,8 +69,7 @@ class App:
         path = folder / "pyproject.toml"
         try:
             about = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-            components = about["components"]
-            references = components["clientapp"], components["serverapp"]
+            references = about["components"]["clientapp"], about["components"]["serverapp"]
         except OSError as error:
             raise UserError(
                 f"flower.app: {folder} is not the folder of a Flower app ({path} cannot be read)"
@@ -108,10 +109,7 @@ def _make_importable(folder: Path) -> None:
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in names and file is not None and folder not in Path(file).resolve().parents:
             del sys.modules[name]
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    else:
-        sys.path.insert(0, sys.path.pop(sys.path.index(str(folder))))
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
     importlib.invalidate_caches()
 
 
@@ -214,37 +212,35 @@ class Arrays(Layout):
             raise UserError(f"flower.app: its model must be arrays of numbers; {', '.join(odd) or 'it'} holds none")
         self.dtype = np.dtype(np.float64 if np.dtype(np.float64) in self.dtypes else np.float32)
         zeros = (np.zeros(array.shape, array.dtype) for array in arrays.values())
-        self._headers = [(data := Array(zero).data)[: len(data) - zero.nbytes] for zero in zeros]  # of a serialised one
+        headers = [(data := Array(zero).data)[: len(data) - zero.nbytes] for zero in zeros]  # of a serialised one
+        places = [slice(end - size, end) for size, end in zip(self.sizes, self.ends, strict=True)]
+        self._parts = list(zip(self.names, self.dtypes, self.shapes, places, headers, strict=True))
 
-    def values(self, vector: Tensor) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    def values(self, vector: Tensor) -> dict[str, np.ndarray[Any, Any]]:
         """Every array by name, with its own shape and type."""
-        numbers = vector.detach().cpu().numpy()
-        for name, dtype, shape, size, end in zip(
-            self.names, self.dtypes, self.shapes, self.sizes, self.ends, strict=True
-        ):
-            part = numbers[end - size : end]
+        numbers, values = vector.detach().cpu().numpy(), {}
+        for name, dtype, shape, place, _ in self._parts:
+            part = numbers[place]
             if part.dtype != dtype:
                 part = (part if dtype.kind == "f" else np.rint(part)).astype(dtype)
-            yield name, part.reshape(shape)
+            values[name] = part.reshape(shape)
+        return values
 
     def record(self, vector: Tensor) -> ArrayRecord:
         """The arrays of a vector, to be sent."""
-        arrays = {}
-        for header, (name, part) in zip(self._headers, self.values(vector), strict=True):
-            arrays[name] = Array(str(part.dtype), tuple(part.shape), SType.NUMPY, header + part.tobytes())
+        values, arrays = self.values(vector), {}
+        for name, dtype, shape, _, header in self._parts:
+            arrays[name] = Array(str(dtype), tuple(shape), SType.NUMPY, header + values[name].tobytes())
         return ArrayRecord(arrays)
 
     def vector(self, record: ArrayRecord) -> Tensor:
         """`[P]` of arrays that have come back; raises `RejectedError` if they are not those of this model."""
-        if len(record) != len(self.names) or not all(name in record for name in self.names):
-            raise RejectedError(Rejection.MISSING_ARRAY if set(self.names) - set(record) else Rejection.EXTRA_ARRAY)
+        require(set(self.names) <= set(record), Rejection.MISSING_ARRAY)
+        require(len(record) == len(self.names), Rejection.EXTRA_ARRAY)
         numbers = np.empty(self.size, self.dtype)
-        for name, dtype, shape, size, end, header in zip(
-            self.names, self.dtypes, self.shapes, self.sizes, self.ends, self._headers, strict=True
-        ):
-            numbers[end - size : end] = self._decoded(record[name], dtype, shape, header)
-        if not np.isfinite(numbers).all():
-            raise RejectedError(Rejection.NOT_FINITE)
+        for name, dtype, shape, place, header in self._parts:
+            numbers[place] = self._decoded(record[name], dtype, shape, header)
+        require(bool(np.isfinite(numbers).all()), Rejection.NOT_FINITE)
         return torch.from_numpy(numbers)
 
     @staticmethod
@@ -253,8 +249,7 @@ class Arrays(Layout):
         if len(array.data) == len(header) + shape.numel() * dtype.itemsize and array.data.startswith(header):
             return np.frombuffer(array.data, dtype, offset=len(header))
         values = numbers_in(array)
-        if values.shape != tuple(shape):
-            raise RejectedError(Rejection.WRONG_SHAPE)
+        require(values.shape == tuple(shape), Rejection.WRONG_SHAPE)
         return values.reshape(-1)
 
 
@@ -274,12 +269,10 @@ def model_in(content: RecordDict) -> ArrayRecord | None:
 
 def examples(content: RecordDict) -> int:
     """How many samples a reply stands for."""
-    for record in content.metric_records.values():
-        for name in _EXAMPLES:
-            if name in record:
-                count = record[name]
-                if isinstance(count, int | float) and 0 < count < 2**53:
-                    return max(1, round(count))
+    records = content.metric_records.values()
+    for count in (record[name] for record in records for name in _EXAMPLES if name in record):
+        if isinstance(count, int | float) and 0 < count < 2**53:
+            return max(1, round(count))
     raise RejectedError(Rejection.BAD_COUNTS)
 
 

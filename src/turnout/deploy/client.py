@@ -5,7 +5,9 @@ It needs its own folder and nothing else: `config.toml`, `shard.safetensors`, an
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,20 +19,9 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
-from turnout.deploy.jobs import client_plan
-from turnout.deploy.memory import Memory
-from turnout.deploy.wire import (
-    ANSWER,
-    MEASURES,
-    NEEDS_MODEL,
-    NEEDS_STATE,
-    PAYLOAD,
-    Request,
-    encode,
-    fingerprint,
-    unpack,
-    unpack_question,
-)
+from turnout.deploy import wire
+from turnout.deploy.folder import read_shard
+from turnout.deploy.wire import ANSWER, MEASURES, PAYLOAD, Request, encode, fingerprint
 from turnout.engine.batches import Jobs
 from turnout.engine.engine import train_jobs
 from turnout.engine.evaluate import Personal, evaluators
@@ -45,13 +36,50 @@ _MODELS = 3  # remembered: the last received, and what it ended with
 _ALONE = np.zeros(1, np.int64)  # the number of the only client there is
 
 
+class Memory:
+    """What a client remembers on its own disk, the latest used of each kind: models it may go on from, and answers with
+    the state after them. Flower's own context of a client dies with the run and with the SuperNode; a server that is
+    restarted starts a new run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def recall(self, kind: str, name: str) -> Named | None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        if not name.isalnum():  # names are digests; the server has no business with other files
+            return None
+        path = self.folder / kind / f"{name}.safetensors"
+        try:
+            found: Named = load_file(path)
+        except (OSError, SafetensorError):
+            return None
+        os.utime(path)
+        return found
+
+    def remember(self, kind: str, name: str, tensors: Named, most: int) -> None:
+        """Keep this, and of the others the newest: `most` in all. What a power cut takes is missing, not wrong."""
+        from safetensors.torch import save_file
+
+        kept = {part: value.detach().cpu().contiguous().clone() for part, value in tensors.items()}
+        path = self.folder / kind / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(kept, path.with_suffix(".partial"))
+        os.replace(path.with_suffix(".partial"), path)
+        files = sorted(path.parent.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[: max(0, len(files) - most)]:
+            path.unlink()
+
+
 class Worker:
     """One client: its task, its samples, its memory."""
 
     def __init__(self, experiment: Experiment, memory: Memory) -> None:
         self.memory, self.algorithm, self.seed = memory, experiment.algorithm, experiment.seed
         self.population = people = experiment.population
-        task, plan = self.algorithm.trained_task(experiment.task), client_plan(experiment.plan).resolve()
+        task, plan = self.algorithm.trained_task(experiment.task), experiment.plan
+        plan = replace(plan, engine="sequential").resolve()  # there is nobody to be vectorised with
         self.cohort = Cohort(task, people.inputs, people.targets, plan)
         self.task = self.cohort.task
         self._samples = self.algorithm.training_population(people).train.rows(_ALONE)
@@ -60,15 +88,15 @@ class Worker:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out a job, or say what is missing."""
-        request, model = unpack(content, self.cohort.plan.device)
+        request, model = wire.unpack(content, self.cohort.plan.device)
         model = self._model(request.model, model)
         if model is None:
-            return _answer(request, needs=NEEDS_MODEL)
+            return _answer(request, needs=wire.NEEDS_MODEL)
         found = self.memory.recall("answers", request.name)
         if found is None:
             state = self._state(request)
             if state is None:
-                return _answer(request, needs=NEEDS_STATE)
+                return _answer(request, needs=wire.NEEDS_STATE)
             began = time.monotonic()
             found = self._carried_out(request, model, state)
             found["seconds"] = torch.tensor(time.monotonic() - began, dtype=torch.float64)
@@ -117,7 +145,7 @@ class Worker:
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Measures of the model, as means over the samples of each split."""
-        asked, model = unpack_question(content, self.cohort.plan.device)
+        asked, model = wire.unpack_question(content, self.cohort.plan.device)
         kept = self.memory.recall("answers", asked.state) if asked.state else None
         if kept is not None:
             self._store.put(_ALONE, unnest("state", kept))
@@ -150,7 +178,6 @@ def _answer(request: Request, payload: Named | None = None, **said: str | int | 
 def worker(folder: Path) -> Worker:
     """The client of a folder."""
     from turnout.config import config
-    from turnout.deploy.shard import read_shard
 
     experiment, _, _ = config.build(config.read_run(folder), known=read_shard(folder / "shard.safetensors"))
     return Worker(experiment, Memory(folder / "memory"))

@@ -17,9 +17,8 @@ from turnout.config.deployment import Deploy
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.deploy import screen
-from turnout.deploy.inbox import Inbox, Reply
-from turnout.deploy.jobs import new_jobs
-from turnout.deploy.screen import Evaluation, Failed, Measures, RejectedError, Rejection, Training, Update
+from turnout.deploy.presence import new_jobs
+from turnout.deploy.screen import Evaluation, Failed, Inbox, Measures, RejectedError, Rejection, Reply, Training, Update
 from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
 from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation

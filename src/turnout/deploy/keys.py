@@ -18,26 +18,20 @@ _HEAD, _TAIL = "-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----"
 PrivateKey = ec.EllipticCurvePrivateKey
 
 
-def _write_secret(path: Path, text: bytes) -> None:
-    """Readable for its owner alone, from the first moment."""
+def _write_secret(path: Path, key: PrivateKey, form: serialization.PrivateFormat) -> None:
+    """A private key in a file readable for its owner alone, from the first moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
-
-
-def _private(key: PrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        file.write(key.private_bytes(_PEM, form, serialization.NoEncryption()))
 
 
 def _builder(subject: str, issuer: str, key: PrivateKey) -> x509.CertificateBuilder:
     name, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, issuer))
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(by).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-        now + datetime.timedelta(days=_DAYS)
-    )
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
+    return builder.not_valid_after(now + datetime.timedelta(days=_DAYS))
 
 
 def _address(host: str) -> x509.GeneralName:
@@ -68,14 +62,13 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ca.pem").write_bytes(ca.public_bytes(_PEM))
     (folder / "link.pem").write_bytes(certificate.public_bytes(_PEM))
-    _write_secret(folder / "link.key", _private(key))
+    _write_secret(folder / "link.key", key, serialization.PrivateFormat.PKCS8)
 
 
 def make_node_key(path: Path) -> str:
     """A private key in a file; the public one as text, as in the table of clients."""
     key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    _write_secret(path, secret)
+    _write_secret(path, key, serialization.PrivateFormat.OpenSSH)
     return as_text(key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
 
 

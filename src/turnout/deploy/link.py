@@ -1,12 +1,18 @@
-"""A SuperLink with TLS and node keys, SuperNodes that connect to it, and runs of Turnout's app on it."""
+"""A SuperLink with TLS and node keys, SuperNodes that connect to it, and runs of Turnout's app on it: Flower's programs
+as children of this one, started with everything they need, stopped by their ids."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -18,10 +24,11 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from turnout.core.errors import FailedError, UserError
-from turnout.deploy import enrol, keys
+from turnout.core.imports import extra, missing
+from turnout.deploy import keys
 from turnout.deploy.client import FOLDER as CLIENT_FOLDER
-from turnout.deploy.processes import Child, environment, free_port, program
-from turnout.deploy.server_app import FAILURE, FOLDER, MISTAKE, OVERWRITE, RUN
+from turnout.deploy.folder import read_clients
+from turnout.deploy.server import FAILURE, FOLDER, MISTAKE, OVERWRITE, RUN
 
 _APP = b"""\
 [project]
@@ -33,7 +40,7 @@ license = "Apache-2.0"
 publisher = "turnout"
 
 [tool.flwr.app.components]
-serverapp = "turnout.deploy.server_app:app"
+serverapp = "turnout.deploy.server:app"
 clientapp = "turnout.deploy.client:app"
 
 [tool.flwr.app.config]
@@ -41,9 +48,111 @@ folder = ""
 run = ""
 overwrite = false
 """
+_GRACE = 5.0  # seconds between asking a process to end and ending it
 _ROOM = 1 << 20  # bytes that a disk has free which is not full
 _START = 60.0  # seconds for a SuperLink to answer
 _RESTARTS = 3  # of a server that was killed
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Flower keeps its files in `home`, tells nobody of its use, and finds its own programs."""
+    home.mkdir(parents=True, exist_ok=True)
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home.resolve())}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.environ | quiet | {"PATH": path}
+
+
+def program(name: str) -> str:
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise missing("deploy", name, extra("flower"))
+    return str(path)
+
+
+def _stat(pid: int) -> list[str]:
+    """Read what the system shows of a process: its state, its parent, ...; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def descendants(root: int) -> list[int]:
+    """List all that a process has started, where the system shows it."""
+    shown = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    family = [root]
+    for one in family:
+        family += [pid for pid, stat in shown.items() if stat and int(stat[1]) == one and pid not in family]
+    return family[1:]
+
+
+def birth(pid: int) -> str | None:
+    """When a process began: an id may be given again."""
+    stat = _stat(pid)
+    return None if not stat or stat[0] == "Z" else stat[19]
+
+
+class Child:
+    """One program and whatever it has started."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: dict[str, str]) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def tail(self, lines: int = 5) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def family(self) -> dict[int, str]:
+        """Find the ids of the process and of all it has started, and when each began."""
+        births = {pid: birth(pid) for pid in (self.pid, *descendants(self.pid))}
+        return {pid: born for pid, born in births.items() if born is not None}
+
+    def wait_for(self, family: dict[int, str], seconds: float) -> None:
+        """Wait until all of them have ended, no longer than that."""
+        limit = time.monotonic() + seconds
+        while time.monotonic() < limit and any(birth(pid) == born for pid, born in family.items()):
+            self.process.poll()
+            time.sleep(0.02)
+
+
+def stop_all(children: Sequence[Child], grace: float = _GRACE) -> None:
+    """Ask programs to end, all at the same time; what is left of them and of all they have started after that many
+    seconds is ended. 0: at once."""
+    families = [child.family() for child in children]
+    for child in children:
+        if grace and child.running():
+            child.process.terminate()
+    for child, family in zip(children, families, strict=True):
+        child.wait_for(family, grace)
+        for pid, born in family.items():
+            if birth(pid) == born:
+                os.kill(pid, signal.SIGKILL)
+        child.process.wait()
+        child.wait_for(family, _GRACE)
+
+
+def _check_folder(whose: str, folder: Path, names: list[str]) -> None:
+    missed = [name for name in names if not (folder / name).exists()]
+    if missed:
+        words = f"a {whose}'s folder (it has no {missed[0]})"
+        raise UserError(f"deploy: {folder} is not {words}; turnout deploy init makes one")
 
 
 class Link:
@@ -52,11 +161,8 @@ class Link:
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self.folder = folder.resolve()
         self.address = f"{host}:{port or free_port(host)}"
-        self._certificate = (folder / "ca.pem").read_bytes() if (folder / "ca.pem").exists() else None
-        if self._certificate is None:
-            raise UserError(
-                f"deploy: {folder} is not a server's folder (it has no ca.pem); turnout deploy init makes one"
-            )
+        _check_folder("server", folder, ["ca.pem"])
+        self._certificate = (folder / "ca.pem").read_bytes()
 
     def __enter__(self) -> Self:
         host, _, port = self.address.rpartition(":")
@@ -72,10 +178,10 @@ class Link:
         )
         try:
             self._await()
-            for client in enrol.read(self.folder / "clients.toml"):
+            for client in read_clients(self.folder / "clients.toml"):
                 self.control.RegisterNode(RegisterNodeRequest(public_key=keys.as_pem(client.key)))
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
@@ -90,11 +196,9 @@ class Link:
                     raise UserError(f"deploy: the SuperLink did not start:\n{self.child.tail()}") from None
                 time.sleep(0.2)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.control.close()
-        self.child.stop()
+        stop_all([self.child])
 
     def start(self, run: Path, overwrite: bool = False) -> int:
         """Begin a run, or go on with it; its number."""
@@ -102,11 +206,8 @@ class Link:
             (self.folder / name).unlink(missing_ok=True)
         content, _ = build_fab_from_files({"pyproject.toml": _APP})
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        options: dict[str, str | int | float] = {
-            FOLDER: str(self.folder),
-            RUN: str(run.resolve()),
-            OVERWRITE: overwrite,
-        }
+        options: dict[str, str | int | float]
+        options = {FOLDER: str(self.folder), RUN: str(run.resolve()), OVERWRITE: overwrite}
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(options))
         return int(self.control.StartRun(request).run_id)
 
@@ -137,11 +238,7 @@ class Link:
 def node(folder: Path, address: str) -> Child:
     """A SuperNode of a client's folder."""
     folder = folder.resolve()
-    for name in ("ca.pem", "node.key", "config.toml", "shard.safetensors"):
-        if not (folder / name).exists():
-            raise UserError(
-                f"deploy: {folder} is not a client's folder (it has no {name}); turnout deploy init makes one"
-            )
+    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", "shard.safetensors"])
     command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
     command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.deploy.app import RUN_ID, App, Clients, model_in, seeded, why
 
+SLEEPERS = (time, strategy_utils)  # modules whose `sleep` a ServerApp calls
 _MOST_SLEEPS = 1000
 
 
@@ -148,7 +149,7 @@ class _Listener(AppGrid):
 def _new_style(app: App, clients: int) -> Opening:
     heard = _Listener(clients)
     try:
-        with sleeping(heard.sleep):
+        with standing_in(heard.sleep, "sleep", *SLEEPERS):
             app.server(heard, app.context(0))
     except (Ended, UserError) as error:
         if isinstance(error, UserError) and heard.train is None:
@@ -166,16 +167,16 @@ def _too_few(clients: int) -> NoReturn:
 
 
 @contextmanager
-def sleeping(sleep: Callable[[float], None]) -> Iterator[None]:
-    """What happens when a ServerApp sleeps."""
-    places, before = (vars(time), vars(strategy_utils)), time.sleep
-    for names in places:
-        names["sleep"] = sleep
+def standing_in(value: Any, name: str, *owners: Any) -> Iterator[None]:
+    """Let a value stand in for what owners, which have the same, call by that name."""
+    before = getattr(owners[0], name)
+    for owner in owners:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for names in places:
-            names["sleep"] = before
+        for owner in owners:
+            setattr(owner, name, before)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Who is connected, as the server has seen it, and the record of it: with the jobs, all that a replay needs to know."""
+"""What a server knows of real clients: who is connected, as it has seen it, and of a job its beginning. The record of
+that, with the jobs, is all that a replay needs to know."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from torch import Tensor
 from turnout.clients.availability import BoolArray, Clock
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.record.history import Table
+from turnout.server.dispatch import Invitation
+from turnout.server.jobs import ARRIVED, NOT_KNOWN, Job
 from turnout.server.observer import Observer
 
 if TYPE_CHECKING:
@@ -42,6 +46,12 @@ class Connected:
 
     def online_from(self, seed: int, ids: IntArray, at: ArrayLike) -> FloatArray:
         return np.full(len(ids), at)
+
+
+def nobody(size: int) -> dict[str, Any]:
+    """Make the columns of a population of whom none is there yet."""
+    never = {name: np.full(size, np.inf) for name in ("joined_at", "left_at")}
+    return {"availability": Connected(np.zeros(size, bool)), **never}
 
 
 class Live(OnlineSet):
@@ -89,5 +99,36 @@ class Timeline(Observer):
         return {"segments": self.table.segments, "rows": self.table.columns if self.table.folder is None else {}}, {}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.table.cut_back(facts["segments"])
-        self.table.fill(facts["rows"])
+        self.table.cut_back(facts["segments"], facts["rows"])
+
+
+def new_jobs(invitation: Invitation, clock: int, declared: IntArray) -> list[Job]:
+    """Jobs of which nothing is known but their beginning."""
+    if invitation.among is not None:
+        raise UserError("deploy: clients of this algorithm exchange models with each other; a deployment has a server")
+    samples = declared[invitation.ids]
+    steps = invitation.work.bind(invitation.options).num_steps(samples).tolist()
+    return [
+        Job(
+            client=client,
+            number=int(invitation.numbers[row]),
+            version=invitation.versions[row],
+            received=invitation.received[row],
+            work=invitation.work,
+            options={name: float(values[row]) for name, values in invitation.options.items()},
+            batches=int(invitation.batches[row]),
+            sent_at=clock,
+            starts_at=clock,
+            ends_at=NOT_KNOWN,
+            outcome=ARRIVED,
+            samples=int(samples[row]),
+            steps=int(steps[row]),
+            seconds=(0.0, 0.0, 0.0),
+            bytes=(0, 0),
+            done=float(invitation.done[row]),
+            hold=invitation.hold,
+            again=invitation.again,
+            sent=invitation.keep is None,
+        )
+        for row, client in enumerate(invitation.ids.tolist())
+    ]

@@ -4,7 +4,7 @@ alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.clients.online import OnlineSet
-from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_tensors
-from turnout.deploy.jobs import OneByOne, client_plan, new_jobs
-from turnout.deploy.presence import WAIT, Connected, Live, Timeline, change
+from turnout.deploy.presence import WAIT, Live, Timeline, change, new_jobs, nobody
+from turnout.engine.batches import Jobs
+from turnout.engine.engine import Engine, Results
 from turnout.record.history import History
 from turnout.run.experiment import Experiment
 from turnout.server.dispatch import FOREVER, Invitation
@@ -29,6 +29,21 @@ from turnout.server.updates import Updates
 
 Columns = dict[str, NDArray[Any]]
 Row = tuple[float, str, int]  # seconds, what, client: see `Timeline`
+
+
+class OneByOne(Engine):
+    """Carries out every job by itself, as its client did: jobs that are computed together are rounded otherwise."""
+
+    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+        results = []
+        for row, version in enumerate(versions):
+            alone = replace(jobs.take(np.array([row])), ahead=False)
+            results += [each._replace(rows=[row]) for each in super().carry_out(alone, [version], keep_params)]
+        return results
+
+    @property
+    def server_threads(self) -> int:
+        return self.cohort.plan.threads
 
 
 class Replay(Simulation):
@@ -84,13 +99,6 @@ class Replay(Simulation):
         return jobs
 
 
-def as_recorded(population: Population) -> Population:
-    """The same clients, of whom nobody is there until the record says so."""
-    nobody = Connected(np.zeros(population.size, bool))
-    never: dict[str, Any] = {name: np.full(population.size, np.inf) for name in ("joined_at", "left_at")}
-    return replace(population, availability=nobody, **never)
-
-
 def difference(experiment: Experiment, folder: Path) -> dict[str, float]:
     """Replay the run of a folder: the largest difference between a parameter of its model and the same one here."""
     history, timeline = History(folder), Timeline(folder / "arrivals")
@@ -110,12 +118,12 @@ def replay(experiment: Experiment, jobs: Columns, timeline: Iterable[Row], round
     """Carry out an experiment for so many rounds with recorded arrivals."""
     server = Replay(
         experiment.task,
-        as_recorded(experiment.population),
+        replace(experiment.population, **nobody(experiment.population.size)),
         experiment.algorithm,
         jobs=jobs,
         timeline=timeline,
         seed=experiment.seed,
-        plan=client_plan(experiment.plan),
+        plan=replace(experiment.plan, engine="sequential"),  # as one client computes
         stopping=Stopping(rounds),
         evaluation=Evaluation(rounds=None, clients=1),
         privacy=experiment.privacy,

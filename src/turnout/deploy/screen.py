@@ -1,33 +1,48 @@
-"""Untrusted replies at the boundary: `read` makes of a reply what was asked for, or rejects it with one sentence.
+"""Untrusted replies at the boundary: `Inbox` fetches each by itself, and `read` makes of it what was asked for, or
+rejects it with one sentence. Nothing that a client sends is looked at anywhere else, and nothing but `RejectedError`
+comes out of it.
 
-Nothing that a client sends is looked at anywhere else, and nothing but `RejectedError` comes out of it.
+Flower's own `Grid.pull_messages` opens all that have arrived at once, waits hours for parts that never come, believes
+what a reply says of its sender, and lets one part of it be repeated a million times. Here one reply cannot keep another
+back; who answers what is taken from the SuperLink's record; and no more is fetched than an honest reply has.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import httpx
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from turnout.core.random import IntArray
 from turnout.deploy.wire import ANSWER, MEASURES, NEEDS, PAYLOAD, decode
 from turnout.local.sgd import Named
+from turnout.server.measurement import ByClient
 
-if TYPE_CHECKING:
-    from turnout.deploy.inbox import Reply
-
+_WORDS = 1 << 18  # bytes of a reply beside the numbers of its arrays, and the names of their parts
+_PARTS = 1 << 12  # of a reply, and one for each MiB
+_NUMBERS = b"ArrayChunk "  # how a part that holds numbers of an array begins
 _PER_ARRAY = 4096  # bytes of headers that an honest reply stays below
 _UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 _SPLITS = ("train", "validation", "test")
 _MOST_SAMPLES = 2**53  # that can be counted at all
 _ROUNDING = 1e-6  # by which a mean of numbers up to 1 may exceed it
-Measures = dict[str, tuple[dict[str, float], int]]  # by split: the mean of each measure over samples, and how many
+Means = tuple[dict[str, float], int]  # of each measure over samples, and of how many
+Measures = dict[str, Means]  # by split
 
 
 class Rejection(StrEnum):
@@ -56,6 +71,12 @@ class RejectedError(Exception):
         self.why = why
 
 
+def require(holds: bool, otherwise: Rejection) -> None:
+    """Reject a reply of which something does not hold."""
+    if not holds:
+        raise RejectedError(otherwise)
+
+
 class Failed(NamedTuple):
     """A client has not done what it was asked."""
 
@@ -69,6 +90,107 @@ class Update(NamedTuple):
     arrays: Named  # [1, ...]
     seconds: float  # that the client says to have computed: a span on its own clock
     size: int  # bytes
+
+
+@dataclass(eq=False)
+class Reply:
+    """What a node has sent, in parts as Flower cuts it; nothing of it has been looked at."""
+
+    to: str  # the message it answers
+    node: int  # that has sent it; the SuperLink's own, where that speaks for a node
+    root: str  # the part that all others hang on
+    missing: list[str]  # parts still to be fetched
+    parts: dict[str, bytes] = field(default_factory=dict)
+    most: int = 0  # bytes of arrays that it may have
+    size: int = 0  # bytes that have been fetched
+    words: int = 0  # of these, not numbers of arrays
+    refused: Rejection | None = None
+    lost: bool = False  # a part is nowhere
+
+    def add(self, name: str, part: bytes) -> None:
+        """Keep a part that was fetched, unless it is too much."""
+        self.parts[name] = part
+        self.size += len(part)
+        self.words += 0 if part.startswith(_NUMBERS) else len(part)
+        if self.size - self.words > self.most or self.words > _WORDS + self.most // 4096:
+            self.refused, self.parts = Rejection.TOO_LARGE, {}
+
+    def opened(self) -> RecordDict | Error:
+        """What it says; whatever is wrong with it is an exception of any kind."""
+        if self.refused is not None:
+            raise RejectedError(self.refused)
+        if self.lost:
+            return Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "its reply is lost")
+        require(self._numbers() <= self.most, Rejection.TOO_LARGE)
+        message = inflate_object_from_contents(self.root, self.parts)
+        if not isinstance(message, Message):
+            raise RejectedError(Rejection.UNDECODABLE)
+        if message.has_error():
+            return message.error
+        if not isinstance(message.content, RecordDict):
+            raise RejectedError(Rejection.UNDECODABLE)
+        return message.content
+
+    def _numbers(self) -> int:
+        """Bytes of its arrays once opened: an array may name a part more than once."""
+        total = 0
+        for part in self.parts.values():
+            if part.startswith(b"Array "):
+                chunks = get_object_children_ids_from_object_content(part)
+                about = json.loads(part[part.index(b"\0") + 1 :])
+                total += sum(len(self.parts[chunks[place]]) for place in about["arraychunk_ids"])
+        return total
+
+
+class Inbox:
+    """Fetches replies from a SuperLink."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = cast(Any, grid)
+        self._arriving: list[Reply] = []
+
+    def pull(self, most: Mapping[str, int]) -> list[Reply]:
+        """The replies to these messages that are here as a whole. `most`: by message, how many bytes of arrays a reply
+        may have; one that nobody waits for comes unread."""
+        begun = {reply.to for reply in self._arriving}
+        new = [name for name in most if name not in begun]
+        if new:
+            self._arriving += self._announced(new)
+        here = [reply for reply in self._arriving if self._fetched(reply, most)]
+        self._arriving = [reply for reply in self._arriving if reply not in here]
+        return here
+
+    def _announced(self, names: list[str]) -> list[Reply]:
+        answer = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=names))
+        replies = []
+        for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            about = message.metadata
+            parts = list(dict.fromkeys(part.object_id for part in iterate_object_tree(tree)))
+            replies.append(Reply(about.reply_to_message_id, about.src_node_id, about.message_id, parts))
+        return replies
+
+    def _fetched(self, reply: Reply, most: Mapping[str, int]) -> bool:
+        """Fetch what is there of a reply; whether that is all, or all there is to know."""
+        client, run = self._grid._runtime_client, self._grid.run.run_id
+        reply.most = most.get(reply.to, 0)
+        if len(reply.missing) > _PARTS + (reply.most >> 20):
+            reply.refused = Rejection.TOO_LARGE
+        while reply.to in most and reply.missing and reply.refused is None and not reply.lost:
+            name = reply.missing[-1]
+            try:
+                found = client.PullObject(PullObjectRequest(node=self._grid.node, run_id=run, object_id=name))
+            except httpx.HTTPStatusError:  # the SuperLink does not like what it is asked for
+                reply.refused = Rejection.UNDECODABLE
+                break
+            if found.object_found and not found.object_available:
+                return False
+            reply.lost = not found.object_found
+            reply.missing.pop()
+            reply.add(name, found.object_content)
+        done = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=reply.root)
+        with suppress(httpx.HTTPStatusError):
+            client.ConfirmMessageReceived(done)
+        return True
 
 
 @dataclass(frozen=True)
@@ -90,37 +212,31 @@ class Training:
         said, record = _records(content, PAYLOAD)
         if NEEDS in said:
             return self._question(said, record)
-        if set(said) != {*self.counts, "seconds"} or any(not _is(said[name], n) for name, n in self.counts.items()):
-            raise RejectedError(Rejection.BAD_COUNTS)
+        require(set(said) == {*self.counts, "seconds"}, Rejection.BAD_COUNTS)
+        require(all(_is(said[name], number) for name, number in self.counts.items()), Rejection.BAD_COUNTS)
         seconds = said["seconds"]
         if type(seconds) is not float or not math.isfinite(seconds):
             raise RejectedError(Rejection.BAD_COUNTS)
-        if set(self.shapes) - set(record):
-            raise RejectedError(Rejection.MISSING_ARRAY)
-        if set(record) - set(self.shapes):
-            raise RejectedError(Rejection.EXTRA_ARRAY)
+        require(set(self.shapes) <= set(record), Rejection.MISSING_ARRAY)
+        require(set(record) <= set(self.shapes), Rejection.EXTRA_ARRAY)
         arrays = {name: self._array(record, name) for name in self.shapes}
         return Update(arrays, seconds, sum(len(array.data) for array in record.values()))
 
     def _question(self, said: ConfigRecord, record: ArrayRecord) -> str:
-        names = ("client", "job")
-        if set(said) != {*names, NEEDS} or len(record) or any(not _is(said[name], self.counts[name]) for name in names):
-            raise RejectedError(Rejection.UNDECODABLE)
-        for need in self.needs:
-            if said[NEEDS] == need:
-                return need
-        raise RejectedError(Rejection.UNKNOWN_QUESTION)
+        names, need = ("client", "job"), said[NEEDS]
+        require(set(said) == {*names, NEEDS} and not len(record), Rejection.UNDECODABLE)
+        require(all(_is(said[name], self.counts[name]) for name in names), Rejection.UNDECODABLE)
+        if type(need) is not str or need not in self.needs:
+            raise RejectedError(Rejection.UNKNOWN_QUESTION)
+        return need
 
     def _array(self, record: ArrayRecord, name: str) -> torch.Tensor:
         shape, dtype = tuple(self.shapes[name]), np.dtype(str(self.dtype).removeprefix("torch."))
         array = record[name]
         values = decode(array)
-        if values.dtype != dtype or array.dtype != str(dtype):
-            raise RejectedError(Rejection.WRONG_DTYPE)
-        if values.shape != shape or array.shape != shape:
-            raise RejectedError(Rejection.WRONG_SHAPE)
-        if not np.isfinite(values).all():
-            raise RejectedError(Rejection.NOT_FINITE)
+        require(values.dtype == dtype and array.dtype == str(dtype), Rejection.WRONG_DTYPE)
+        require(values.shape == shape and array.shape == shape, Rejection.WRONG_SHAPE)
+        require(bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
         return torch.from_numpy(values.copy()).reshape(1, *shape)
 
 
@@ -136,11 +252,10 @@ class Evaluation:
         said, record = _records(content, MEASURES)
         splits = [split for split in _SPLITS if f"{split}_samples" in said]
         expected = {f"{split}_{name}" for split in splits for name in (*self.names, "samples")}
-        if len(record) or set(said) != expected:
-            raise RejectedError(Rejection.BAD_MEASURES)
+        require(not len(record) and set(said) == expected, Rejection.BAD_MEASURES)
         return {split: self._split(said, split) for split in splits}
 
-    def _split(self, said: ConfigRecord, split: str) -> tuple[dict[str, float], int]:
+    def _split(self, said: ConfigRecord, split: str) -> Means:
         number, known = said[f"{split}_samples"], self.samples.get(split)
         if type(number) is not int or not 0 <= number <= (_MOST_SAMPLES if known is None else known):
             raise RejectedError(Rejection.BAD_COUNTS)
@@ -154,12 +269,10 @@ class Evaluation:
 
     @staticmethod
     def _measure(name: str, value: float) -> float:
-        if not math.isfinite(value):
-            raise RejectedError(Rejection.NOT_FINITE)
+        require(math.isfinite(value), Rejection.NOT_FINITE)
         if not name.endswith("accuracy"):
             return value
-        if not -_ROUNDING <= value <= 1 + _ROUNDING:
-            raise RejectedError(Rejection.BAD_MEASURES)
+        require(-_ROUNDING <= value <= 1 + _ROUNDING, Rejection.BAD_MEASURES)
         return min(max(value, 0.0), 1.0)
 
 
@@ -183,8 +296,7 @@ def last_line(text: str | None) -> str:
 
 
 def _records(content: RecordDict, arrays: str) -> tuple[ConfigRecord, ArrayRecord]:
-    if set(content) != {ANSWER, arrays}:
-        raise RejectedError(Rejection.UNDECODABLE)
+    require(set(content) == {ANSWER, arrays}, Rejection.UNDECODABLE)
     said, values = content[ANSWER], content[arrays]
     if not isinstance(said, ConfigRecord) or not isinstance(values, ArrayRecord):
         raise RejectedError(Rejection.UNDECODABLE)
@@ -194,3 +306,11 @@ def _records(content: RecordDict, arrays: str) -> tuple[ConfigRecord, ArrayRecor
 def _is(said: object, number: int) -> bool:
     """Whether it is this whole number and nothing like it."""
     return type(said) is int and said == number
+
+
+def by_client(panel: IntArray, names: Iterable[str], said: Mapping[int, Means]) -> ByClient:
+    """Make columns over a panel of what clients have said of a model; who has said nothing has no samples."""
+    nothing = dict.fromkeys(names, math.nan), 0
+    rows = [said.get(client, nothing) for client in panel.tolist()]
+    values = {name: np.array([means[name] for means, _ in rows]) for name in nothing[0]}
+    return panel, values, np.array([count for _, count in rows], np.int64)

@@ -3,34 +3,37 @@
 Decisions follow from a clock of this machine alone, which never looks at another's: it is read when the server begins
 to wait and when answers are found, and `Timeline` keeps what it showed. Between two readings it stands still. So a
 deployed run is a simulation whose arrivals were real, and `turnout.deploy.replay` carries it out again.
+
+`app` is the same as a Flower `ServerApp`: it builds the experiment from the server's folder and carries it out over the
+Grid. A run that was interrupted goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from flwr.app import MessageType
+from flwr.app import Context, MessageType
+from flwr.serverapp import Grid, ServerApp
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.clients.online import OnlineSet
+from turnout.config.deployment import Deploy
 from turnout.core.errors import FailedError, UserError
-from turnout.core.random import FloatArray, IntArray
+from turnout.core.files import write_text
 from turnout.deploy import presence
 from turnout.deploy.app import why
 from turnout.deploy.correspondence import Asked, Correspondence
-from turnout.deploy.enrol import Enrolment
+from turnout.deploy.folder import Enrolment, read_outline
 from turnout.deploy.keys import as_text
 from turnout.deploy.presence import Live, Timeline
-from turnout.deploy.screen import Evaluation
-from turnout.deploy.wire import (
-    Question,
-    encode,
-    pack_question,
-)
+from turnout.deploy.screen import Evaluation, by_client
+from turnout.deploy.wire import Question, encode, pack_question
 from turnout.local.sgd import LocalSGD, Named
+from turnout.run.experiment import execute
 from turnout.server.dispatch import Dispatch
 from turnout.server.durations import Durations
 from turnout.server.jobs import LEFT, NOT_KNOWN
@@ -39,19 +42,18 @@ from turnout.server.server import Server
 from turnout.server.state import Facts
 from turnout.server.updates import Updates
 
+FOLDER, RUN, OVERWRITE = "folder", "run", "overwrite"  # of the run's configuration
+MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
+FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 _FIRST_PAUSE = 0.01  # seconds
+
+app = ServerApp()
 
 
 class Deployment(Correspondence):
-    """`Server` over a Grid. An update that clients are asked to hold comes home at once: nobody is asked twice."""
+    """`Server` over a Grid."""
 
-    def __init__(
-        self,
-        *args: Any,
-        enrolment: Enrolment,
-        timeline: Timeline | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, enrolment: Enrolment, timeline: Timeline | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.enrolment, self.timeline = enrolment, timeline or Timeline()
         self.observers.append(self.timeline)
@@ -62,19 +64,16 @@ class Deployment(Correspondence):
     # -- the clock --------------------------------------------------------------------------------------------
 
     def _due(self, close: int | None) -> bool:
-        pause = _FIRST_PAUSE
-        while not self._comes_by(close):
+        pause, events = _FIRST_PAUSE, self._flight.queue
+        while not events.due(close):
             if close is not None and self._tick > close:
                 self._poll(close)  # whatever is there when the server looks at the close counts
-                return self._comes_by(close)
+                return events.due(close)
             self._poll()
-            if not self._comes_by(close):
+            if not events.due(close):
                 self._sleep(pause if close is None else min(pause, max(0, close - self._tick + 1) / self._ticks))
                 pause = min(2 * pause, self.settings.poll_seconds)
         return True
-
-    def _comes_by(self, close: int | None) -> bool:
-        return self._flight.queue.due(close)
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         self._poll()
@@ -87,7 +86,6 @@ class Deployment(Correspondence):
     # -- who is there -----------------------------------------------------------------------------------------
 
     def run(self) -> Server:
-        self._zero = self._read() - self._clock / self._ticks
         self._gather()
         self.importance = self.population.importance_at(self.now)
         self._send([job for job in self._in_flight.values() if job.ends_at == NOT_KNOWN])
@@ -154,7 +152,7 @@ class Deployment(Correspondence):
         return Live(self.population, self.version, self.now, self._flight.busy)
 
     def durations(self, work: LocalSGD) -> Durations:
-        return self._dispatch.durations(work)
+        return self._dispatch.demand(work).durations
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
         return 0.0
@@ -176,41 +174,27 @@ class Deployment(Correspondence):
     def _ask_measures(self, model: Tensor) -> dict[str, ByClient]:
         panel = next(iter(self._measurement.evaluators.values())).clients
         asked = [client for client in panel.tolist() if client in self._nodes]
-        array, kind, names = encode(model), MessageType.EVALUATE, frozenset({"loss", *self.task.metrics})
-        contents = (pack_question(Question(self.version, self._states[client]), array) for client in asked)
-        messages = [self._message(c, self._nodes[i], kind) for i, c in zip(asked, contents, strict=True)]
+        array, names, messages = encode(model), ("loss", *self.task.metrics), []
+        for client in asked:
+            content = pack_question(Question(self.version, self._states[client]), array)
+            messages.append(self._message(content, self._nodes[client], MessageType.EVALUATE))
         self._measured = {}
         for client, message, name in zip(asked, messages, self._push(messages), strict=True):
             if name is not None:
-                answer = Evaluation(names, self.enrolment.clients[client].splits)
+                answer = Evaluation(frozenset(names), self.enrolment.clients[client].splits)
                 self._waited[name] = Asked(client, message.metadata.dst_node_id, answer)
         limit, pause = self._read() + self.settings.evaluation_seconds, _FIRST_PAUSE
         self._poll()
-        while (open_ones := self._questions()) and self._read() < limit:
+        while (late := [name for name, each in self._waited.items() if each.job is None]) and self._read() < limit:
             self._sleep(pause)
             pause = min(2 * pause, self.settings.poll_seconds)
             self._poll()
-        for name, client in open_ones.items():
-            self.log("not_evaluated", client=client, why="no answer in time")
-            del self._waited[name]
+        for name in late:
+            self.log("not_evaluated", client=self._waited.pop(name).client, why="no answer in time")
             self._over.add(name)
         splits = dict.fromkeys(split for answer in self._measured.values() for split in answer)
-        return {split: self._by_client(panel, split) for split in splits}
-
-    def _questions(self) -> dict[str, int]:
-        """By message: the client whose measures are waited for."""
-        return {name: asked.client for name, asked in self._waited.items() if asked.job is None}
-
-    def _by_client(self, panel: IntArray, split: str) -> ByClient:
-        names = ("loss", *self.task.metrics)
-        values: dict[str, FloatArray] = {name: np.full(len(panel), np.nan) for name in names}
-        counts = np.zeros(len(panel), np.int64)
-        for row, client in enumerate(panel.tolist()):
-            if split in self._measured.get(client, {}):
-                measured, counts[row] = self._measured[client][split]
-                for name in names:
-                    values[name][row] = measured[name]
-        return panel, values, counts
+        said = {split: {i: each[split] for i, each in self._measured.items() if split in each} for split in splits}
+        return {split: by_client(panel, names, rows) for split, rows in said.items()}
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -223,3 +207,42 @@ class Deployment(Correspondence):
         self._states = facts["states"]
         for at, what, client in self.timeline.rows():
             presence.change(self.population, what, client, at)
+
+
+def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **options: Any) -> None:
+    """Carry out the experiment of a server's folder; the record goes to `run`, where an earlier one goes on, or is
+    replaced. `options` are those of `Deployment`."""
+    from turnout.config import config
+
+    enrolment = Enrolment(folder / "clients.toml")
+    settings = config.read_run(folder)
+    sizes = [client.samples for client in enrolment.clients]
+    importance = settings.get("clients", {}).get("importance", "samples")
+    columns = {"importance": importance, "seed": settings["run"]["seed"], **enrolment.columns()}
+    known = read_outline(folder / "outline.safetensors", sizes, **columns)
+    experiment, running, complete = config.build(settings, known=known)
+    deploy = Deploy(**settings.get("deploy", {}))
+    if deploy.evaluate == "server" and experiment.population.central is None:
+        raise UserError("deploy.evaluate: server, but it has no central test set; let the clients evaluate")
+    options |= {"grid": grid, "enrolment": enrolment, "settings": deploy, "timeline": Timeline(run / "arrivals")}
+    execute(
+        experiment,
+        run,
+        checkpoint_every=running.checkpoint_every,
+        resume=(run / "plan.json").exists() and not overwrite,
+        overwrite=overwrite,
+        configuration=config.as_toml(complete),
+        kind=partial(Deployment, **options),
+    )
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    folder, run = Path(str(context.run_config[FOLDER])), Path(str(context.run_config[RUN]))
+    try:
+        serve(grid, folder, run, bool(context.run_config.get(OVERWRITE)))
+    except Exception as error:
+        sentence = str(error) if isinstance(error, UserError | FailedError) else f"the server failed: {why(error)}"
+        with suppress(UserError):  # of a disk that is full, as the error may be
+            write_text(folder / (MISTAKE if isinstance(error, UserError) else FAILURE), sentence)
+        raise

@@ -10,14 +10,14 @@ is the app called, so that the state it keeps in its context is that of the cloc
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turnout.algorithms._algorithm import Algorithm
@@ -28,13 +28,14 @@ from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.deploy.app import Arrays, Clients, examples, metrics, model_in, why
 from turnout.deploy.opening import Opening
-from turnout.deploy.screen import RejectedError, Rejection
+from turnout.deploy.screen import Means, RejectedError, Rejection, by_client
 from turnout.engine.blocks import Block
 from turnout.engine.evaluate import Evaluator
 from turnout.local.sgd import LocalSGD, Named
+from turnout.server.dispatch import Invitation
 from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
 from turnout.server.measurement import ByClient
-from turnout.server.server import Among, ModelChoice
+from turnout.server.server import Among
 from turnout.server.simulation import Simulation
 from turnout.server.state import Facts, nest, unnest
 from turnout.task.task import Task
@@ -53,13 +54,15 @@ class AppTask(Task):
         return 0
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(np.array(values)) for name, values in self.layout.values(params)}
+        return {name: torch.from_numpy(np.array(values)) for name, values in self.layout.values(params).items()}
 
 
 @dataclass(frozen=True)
 class AppWork(LocalSGD):
     """Whatever the ClientApp does. `epochs`, `steps` and `batch_size` say how much that is, for devices that are so
     fast a step or a sample; the app itself is not told."""
+
+    purpose: ClassVar[str] = "flower app"  # of a client's randomness
 
     lr: float = 0.0
 
@@ -76,9 +79,8 @@ def enrol(clients: Clients, opening: Opening, seed: int) -> IntArray:
             reply, _ = clients.answer(client, message, int(random.key(seed, "flower enrolment", client)))
             counts.append(examples(reply.content))
         except Exception as error:
-            reason = str(error) if isinstance(error, RejectedError) else why(error)
             raise UserError(
-                f"flower.app: client {client} does not say how many samples it has ({reason}); "
+                f"flower.app: client {client} does not say how many samples it has ({why(error)}); "
                 "clients.importance=equal does not ask"
             ) from error
     return np.array(counts, np.int64)
@@ -123,20 +125,14 @@ class AppSimulation(Simulation):
 
     # -- training ---------------------------------------------------------------------------------------------
 
-    def invite(
-        self,
-        clients: ArrayLike,
-        work: LocalSGD,
-        model: ModelChoice = None,
-        *,
-        hold: bool = False,
-        again: bool = False,
-        among: Among | None = None,
-    ) -> None:
-        own = any(isinstance(value, np.ndarray) for value in vars(work).values())
-        if not isinstance(work, AppWork) or own or work.report or work.modifiers or among is not None:
+    def _check_modifiers(self, work: LocalSGD, among: Among | None) -> None:
+        raise _not_for_apps(type(self.algorithm).__name__)
+
+    def _begin(self, invitation: Invitation) -> Sequence[Job]:
+        work = invitation.work
+        if not isinstance(work, AppWork) or invitation.options or work.report or invitation.among is not None:
             raise _not_for_apps(type(self.algorithm).__name__)
-        super().invite(clients, work, model, hold=hold, again=again)
+        return super()._begin(invitation)
 
     def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
         """Say nothing: the app computes, not the engine."""
@@ -148,43 +144,31 @@ class AppSimulation(Simulation):
         super()._finish(jobs)
 
     def _carry_out(self, job: Job) -> None:
-        """Call the app for a job that has come to its end."""
-        message = self.opening.message(MessageType.TRAIN, job.client, self._record_of(job.received), job.version + 1)
-        content = self._answer(job, message)
-        if content is None:
-            return
+        """Call the app for a job that has come to its end; what its client keeps is then its own."""
+        assert isinstance(job.work, AppWork)
+        key = int(random.key(self.seed, job.work.purpose, job.client, job.batches))
         try:
-            record = model_in(content)
-            if record is None:
-                raise RejectedError(Rejection.MISSING_ARRAY)
-            returned, count = self.arrays.vector(record).to(job.received), examples(content)
-        except RejectedError as error:
-            self._reject(job, error)
-            return
-        job.samples = count
+            reply, state = self.people.answer(job.client, self._message_to(job), key)
+            self.people.keep(job.client, state)
+            self._take(job, reply.content)
+        except Exception as error:
+            rejected = isinstance(error, RejectedError)
+            job.outcome, event = (REJECTED, "rejected_reply") if rejected else (CRASHED, "client_error")
+            self.log(event, client=job.client, job=job.number, why=why(error))
+
+    def _message_to(self, job: Job) -> Message:
+        return self.opening.message(MessageType.TRAIN, job.client, self._record_of(job.received), job.version + 1)
+
+    def _take(self, job: Job, content: RecordDict) -> None:
+        """Make a job's result of what its client says."""
+        record = model_in(content)
+        if record is None:
+            raise RejectedError(Rejection.MISSING_ARRAY)
+        returned, job.samples = self.arrays.vector(record).to(job.received), examples(content)
         job.result = Block({"delta": (returned - job.received)[None]}), 0
         if self.algorithm.clients_keep == "models":
             job.local = Block({"params": returned[None]}), 0
-        self._reported.append((count, metrics(content)))
-
-    def _answer(self, job: Job, message: Message, purpose: str = "flower app") -> RecordDict | None:
-        """What the client says, or nothing where it fails; what it keeps is then its own."""
-        key = int(random.key(self.seed, purpose, job.client, job.batches))
-        try:
-            reply, state = self.people.answer(job.client, message, key)
-        except RejectedError as error:
-            self._reject(job, error)
-        except Exception as error:
-            job.outcome = CRASHED
-            self.log("client_error", client=job.client, job=job.number, why=why(error))
-        else:
-            self.people.keep(job.client, state)
-            return reply.content
-        return None
-
-    def _reject(self, job: Job, error: RejectedError) -> None:
-        job.outcome = REJECTED
-        self.log("rejected_reply", client=job.client, job=job.number, why=str(error))
+        self._reported.append((job.samples, metrics(content)))
 
     def _record_of(self, model: Tensor) -> ArrayRecord:
         """Serialised once, however many receive it."""
@@ -215,29 +199,23 @@ class AppSimulation(Simulation):
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
         """The app's own `evaluate` at every client of the panel; takes no time and leaves nothing behind."""
-        said: dict[int, dict[str, float]] = {}
-        tested, failed = np.zeros(len(self.panel), np.int64), []
-        for row, client in enumerate(self.panel.tolist()):
+        said, failed = dict[int, Means](), list[str]()
+        for client in self.panel.tolist():
             message = self.opening.message(MessageType.EVALUATE, client, self._record_of(model), self.version)
             key = int(random.key(self.seed, "flower evaluation", client, self.version))
             try:
                 reply, _ = self.people.answer(client, message, key)
-                tested[row], said[row] = examples(reply.content), metrics(reply.content)
+                said[client] = metrics(reply.content), examples(reply.content)
             except Exception as error:
-                tested[row] = 0
-                failed.append(str(error) if isinstance(error, RejectedError) else why(error))
+                failed.append(why(error))
         if failed:
             self.log("evaluation_failed", clients=len(failed), why=failed[0])
-        return self._measured(said, tested)
+        return self._measured(said)
 
-    def _measured(self, said: dict[int, dict[str, float]], tested: IntArray) -> dict[str, ByClient]:
+    def _measured(self, said: dict[int, Means]) -> dict[str, ByClient]:
         """Of the clients that have evaluated; a measure is one that all of them know."""
-        names = set.intersection(*(set(row) for row in said.values())) if said else set[str]()
-        values = {name: np.full(len(tested), np.nan) for name in sorted(names)}
-        for row, measures in said.items():
-            for name in names:
-                values[name][row] = measures[name]
-        self._evaluated = {"test": (self.panel, values, tested)} if said else {}
+        names = set.intersection(*(set(measures) for measures, _ in said.values())) if said else set[str]()
+        self._evaluated = {"test": by_client(self.panel, sorted(names), said)} if said else {}
         return self._evaluated
 
     def clients(self) -> dict[str, NDArray[Any]]:

@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
-from turnout.deploy.opening import AppGrid, Ended, quiet, server_key, sleeping
-from turnout.deploy.screen import RejectedError, Rejection
+from turnout.deploy.opening import SLEEPERS, AppGrid, Ended, quiet, server_key, standing_in
+from turnout.deploy.screen import Means, RejectedError, Rejection, require
 from turnout.deploy.virtual import AppSimulation, AppWork
 from turnout.local.sgd import LocalSGD
 from turnout.server.dispatch import FOREVER
@@ -45,6 +45,8 @@ _CODES = {CRASHED: ErrorCode.CLIENT_APP_CRASHED, REJECTED: ErrorCode.REPLY_MESSA
 @dataclass(frozen=True)
 class AppQuestion(AppWork):
     """A message that asks for no model back: to evaluate, or a query. It takes as long as a pass over the samples."""
+
+    purpose: ClassVar[str] = "flower question"
 
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {}
@@ -92,12 +94,8 @@ class GridSimulation(AppSimulation):
         self._clock = max(self._clock, until)
         return False
 
-    @property
-    def ticks(self) -> int:
-        return self._clock
-
-    def ticks_of(self, seconds: float) -> int:
-        return round(seconds * self._ticks)
+    def tick_in(self, seconds: float) -> int:
+        return self._clock + round(seconds * self._ticks)
 
     def at_work(self, client: int) -> Job | None:
         return self._in_flight.get(client)
@@ -113,41 +111,27 @@ class GridSimulation(AppSimulation):
         for job in jobs:
             self.grid.deliver(job)
 
-    def _carry_out(self, job: Job) -> None:
-        purpose = "flower question" if isinstance(job.work, AppQuestion) else "flower app"
-        content = self._answer(job, self.grid.message_of(job), purpose)
-        if content is None:
-            return
-        try:
-            self._look_at(job, content)
-        except RejectedError as error:
-            self._reject(job, error)
-        else:
-            self.grid.contents[job.name] = content
+    def _message_to(self, job: Job) -> Message:
+        return self.grid.message_of(job)
 
-    def _look_at(self, job: Job, content: RecordDict) -> None:
-        """Nothing that is not finite gets through; what else a reply must hold the app itself knows."""
-        for record in content.array_records.values():
-            for array in record.values():
-                values = numbers_in(array)
-                if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    raise RejectedError(Rejection.NOT_FINITE)
+    def _take(self, job: Job, content: RecordDict) -> None:
+        """Let through nothing that is not finite; what else a reply must hold the app itself knows."""
+        for array in (array for record in content.array_records.values() for array in record.values()):
+            values = numbers_in(array)
+            require(values.dtype.kind != "f" or bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
+        self.grid.contents[job.name] = content
         if not isinstance(job.work, AppQuestion):
-            try:
+            with suppress(RejectedError):  # the app may weigh by something else
                 job.samples = examples(content)
-            except RejectedError:
-                return  # the app may weigh by something else
-            self._reported.append((job.samples, metrics(content)))
+                self._reported.append((job.samples, metrics(content)))
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
         """What clients have said in this round when the app asked them to evaluate."""
-        said, tested = {}, np.zeros(len(self.panel), np.int64)
+        said: dict[int, Means] = {}
         for client, content in self.grid.evaluated.items() if self.begun else ():
-            try:
-                tested[client], said[client] = examples(content), metrics(content)
-            except RejectedError:
-                tested[client] = 0
-        return self._measured(said, tested) if said else {}
+            with suppress(RejectedError):
+                said[client] = metrics(content), examples(content)
+        return self._measured(said) if said else {}
 
     @property
     def panel(self) -> IntArray:
@@ -203,7 +187,12 @@ class VirtualGrid(AppGrid):
             return []
         self._sleeps = 0
         self._note_model(messages[0])
-        ids = [self._register(message) for message in messages]
+        ids = [str(self._pushed + number) for number in range(len(messages))]
+        self._pushed += len(ids)
+        for name, message in zip(ids, messages, strict=True):
+            message.metadata.__dict__["_message_id"] = name
+            self._messages[name] = message
+            self._expires[name] = self.server.tick_in(message.metadata.ttl)
         self._start(ids)
         return ids
 
@@ -212,7 +201,7 @@ class VirtualGrid(AppGrid):
         self._expire()
         if ids and not ids & self._replies.keys():
             if ids & self._expires.keys():
-                self.server.advance(self.server.ticks + self.server.ticks_of(_POLL))
+                self.server.advance(self.server.tick_in(_POLL))
                 self._expire()
             else:
                 self.sleep(_POLL)
@@ -220,7 +209,7 @@ class VirtualGrid(AppGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         ids = set(self.push_messages(messages))
-        close = None if timeout is None else self.server.ticks + self.server.ticks_of(timeout)
+        close = None if timeout is None else self.server.tick_in(timeout)
         while missing := ids - self._replies.keys():
             limit = min(self._expires[name] for name in missing)
             limit = limit if close is None else min(limit, close)
@@ -233,7 +222,7 @@ class VirtualGrid(AppGrid):
 
     def sleep(self, seconds: float) -> None:
         """The app sleeps. Where clients come and go by rounds, one in which nobody is at work is over then."""
-        server, end = self.server, self.server.ticks + self.server.ticks_of(seconds)
+        server, end = self.server, self.server.tick_in(seconds)
         self._sleeps += server.idle
         if self._sleeps > _MOST_SLEEPS:
             raise UserError("flower.app: its ServerApp waits for more nodes than ever are online at once")
@@ -257,22 +246,10 @@ class VirtualGrid(AppGrid):
             own = threading.get_ident() == thread and not self.server.people.working
             (self.sleep if own else real_sleep)(seconds)
 
-        Strategy.start = started  # type: ignore[method-assign,assignment]
-        try:
-            with sleeping(sleep):
-                yield
-        finally:
-            Strategy.start = start  # type: ignore[method-assign]
+        with standing_in(started, "start", Strategy), standing_in(sleep, "sleep", *SLEEPERS):
+            yield
 
     # -- messages and jobs ------------------------------------------------------------------------------------
-
-    def _register(self, message: Message) -> str:
-        name = str(self._pushed)
-        self._pushed += 1
-        message.metadata.__dict__["_message_id"] = name
-        self._messages[name] = message
-        self._expires[name] = self.server.ticks + self.server.ticks_of(message.metadata.ttl)
-        return name
 
     def _start(self, names: list[str]) -> None:
         """Begin jobs at clients that are free; the others get their message later. One that nothing will ever be heard
@@ -283,7 +260,7 @@ class VirtualGrid(AppGrid):
             message = self._messages[name]
             client = message.metadata.dst_node_id
             job = self.server.at_work(client)
-            if job is not None and not job.heard:
+            if job is not None and not job.learnt:
                 self.server.cancel([client])
                 del self._jobs[job.name]
             record, trains = model_in(message.content), _trains(message)
@@ -330,8 +307,8 @@ class VirtualGrid(AppGrid):
             del self._messages[name]
 
     def _expire(self) -> None:
-        expired = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
-        for name in [name for name, tick in self._expires.items() if tick <= self.server.ticks]:
+        expired, now = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), self.server.tick_in(0.0)
+        for name in [name for name, tick in self._expires.items() if tick <= now]:
             del self._expires[name]
             if name not in self._given_up:
                 self._replies[name] = Message(expired, reply_to=self._messages[name]), None

@@ -21,7 +21,7 @@ from flwr.common.constant import SType
 from torch import Tensor
 
 from turnout.core.errors import UserError
-from turnout.local.sgd import LocalSGD, Named
+from turnout.local.sgd import LocalSGD
 from turnout.server.state import work_of, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
@@ -63,12 +63,9 @@ class Request:
         """The digest of what decides the answer; the same question may be asked under two job numbers."""
         kind, values, tensors = work_parts(self.work)
         decisive = [self.client, self.version, self.key, kind, values, self.options, self.model, self.state]
-        text = json.dumps([*decisive, sorted(tensors)], sort_keys=True)
-        return blake2b(text.encode() + fingerprint(*_in_order(tensors)).encode(), digest_size=16).hexdigest()
-
-
-def _in_order(tensors: Named) -> list[Tensor]:
-    return [tensors[name] for name in sorted(tensors)]
+        names = sorted(tensors)
+        text = json.dumps([*decisive, names], sort_keys=True) + fingerprint(*(tensors[name] for name in names))
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def pack(request: Request, model: Array | None) -> RecordDict:

@@ -20,7 +20,7 @@ from turnout.engine.train import Cohort
 from turnout.local.answers import Probe
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
-from turnout.theory.stream_constants import estimated_ratio
+from turnout.theory.streams import estimated_ratio
 
 
 @dataclass(frozen=True)

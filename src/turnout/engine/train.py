@@ -168,9 +168,12 @@ class Cohort:
         counts, work = jobs.samples.counts, jobs.work
         fewest, widest = int(counts.min()), int(counts.max())
         even = fewest == widest and _LENGTHS.isdisjoint(jobs.options)
-        known, name = self._last_size, (len(counts), fewest, widest, *jobs.options)
+        known, name = self._last_size, (fewest, widest, *jobs.options)
         if even and known is not None and known[0] is work and known[1] == name:
-            return known[2]
+            size, path = known[2]
+            if len(size.steps) != len(counts):  # as many steps each, of more clients or fewer
+                size = size._replace(steps=np.full(len(counts), size.steps[0]))
+            return size, path
         steps = work.bind(jobs.options).num_steps(counts)
         batch = widest if work.batching == "full" else min(work.batch_size, widest)
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))

@@ -1,4 +1,4 @@
-"""Training without a server: networks, overlays, timelines, the topology designer."""
+"""Training without a server: networks, overlays, the topology designer."""
 
 from turnout.core.lazy import lazily
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.sparse.csgraph import breadth_first_order
 
 from turnout.core.errors import UserError
-from turnout.core.random import FloatArray, IntArray
+from turnout.core.random import FloatArray
 from turnout.peers.network import BoolArray, OverlayError
 
 
@@ -45,14 +45,10 @@ def cycle_time(delays: FloatArray, names: Sequence[str] | None = None) -> tuple[
         longest[k + 1] = walks[before[k + 1], np.arange(silos)]
     reached = np.flatnonzero(longest[-1] > -np.inf)
     means = (longest[-1, reached] - longest[:-1, reached]) / np.arange(silos, 0, -1)[:, None]
-    return _heaviest_circuit(_walk(before, int(reached[means.min(0).argmax()])), delays)
-
-
-def _walk(before: IntArray, last: int) -> list[int]:
-    walk = [last]
+    walk = [int(reached[means.min(0).argmax()])]
     for step in before[:0:-1]:
         walk.append(int(step[walk[-1]]))
-    return walk[::-1]
+    return _heaviest_circuit(walk[::-1], delays)
 
 
 def _heaviest_circuit(walk: list[int], delays: FloatArray) -> tuple[float, tuple[int, ...]]:

@@ -10,6 +10,7 @@ by `contraction(W)` or more. Xiao, Boyd, "Fast linear iterations for distributed
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -69,18 +70,10 @@ def fdla(arcs: BoolArray) -> FloatArray:
         share = np.exp(both - top)
         return top / sharpness, -((vectors[one] - vectors[other]) ** 2) @ (share[:silos] - share[silos:])
 
-    weights = local_degree(arcs)[one, other]
-    found = [weights]
+    limits: Any = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 100}
+    found = [local_degree(arcs)[one, other]]
     for sharpness in 2.0 ** np.arange(4, 19) if len(one) else ():
-        weights = minimize(
-            smoothed,
-            weights,
-            (sharpness,),
-            method="L-BFGS-B",
-            jac=True,
-            options={"ftol": 1e-12, "gtol": 1e-8, "maxiter": 100},
-        ).x
-        found.append(weights)
+        found.append(minimize(smoothed, found[-1], (sharpness,), method="L-BFGS-B", jac=True, options=limits).x)
     return min(map(matrix, found), key=contraction)
 
 

@@ -11,16 +11,20 @@ Seconds, bits and bits a second everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Positive, Range, WholeNumber
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 
 BoolArray = NDArray[np.bool_]
+PerRound = Callable[[int], FloatArray]
 
 
 class OverlayError(UserError):
@@ -44,8 +48,8 @@ class Network(Spelt):
         silos = len(self.names)
         if silos == 0 or len(set(self.names)) < silos:
             raise UserError(f"network: {silos} silos {self.names!r}; there must be one, and no name twice")
-        square = {name: getattr(self, name) for name in ("latency", "core", "connected", "links")}
-        for name, shape in {**dict.fromkeys(square, (silos, silos)), "uplink": (silos,), "downlink": (silos,)}.items():
+        square = dict.fromkeys(("latency", "core", "connected", "links"), (silos, silos))
+        for name, shape in {**square, "uplink": (silos,), "downlink": (silos,)}.items():
             column = getattr(self, name)
             if column is not None and column.shape != shape:
                 raise UserError(f"network.{name}: shape {column.shape} for {silos} silos; it must be {shape}")
@@ -76,17 +80,10 @@ class Network(Spelt):
 class Exchange(Spelt):
     """What a round costs: s local steps of compute_time[i] seconds, then a message of model_bits along every arc."""
 
-    model_bits: float
-    compute_time: FloatArray | float = 0.0  # [N] seconds of one local step
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        check_positive("exchange.model_bits", self.model_bits)
-        if self.local_steps < 0:
-            raise UserError(f"exchange.local_steps: {self.local_steps} must be at least 0")
-        times = np.asarray(self.compute_time)
-        if not ((times >= 0) & (times < np.inf)).all():
-            raise UserError(f"exchange.compute_time: {self.compute_time} must be at least 0 and finite")
+    section: ClassVar[str] = "exchange"
+    model_bits: Positive
+    compute_time: Annotated[FloatArray | float, Range(least=0, below=np.inf)] = 0.0  # [N] seconds of one local step
+    local_steps: WholeNumber = 1
 
     def computing(self, silos: int) -> FloatArray:
         """`[N]` s T_c(i)."""

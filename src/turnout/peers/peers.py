@@ -1,8 +1,11 @@
 """Peers: training without a server. Every silo has a model of its own, trains it, and mixes it with its neighbours'.
 
 Rounds, evaluation, record, checkpoints and the cohort that trains are the server's; nothing is sent to it or by it. A
-silo starts its next round as soon as its neighbours' models are there, whatever the others do (see
-`turnout.peers.timeline`): a round of the run closes when the last silo may start the next.
+silo starts its next round as soon as its neighbours' models are there, whatever the others do:
+
+    t_i(k + 1) = max over j that send to i, and i itself, of t_j(k) + d(j, i)
+
+A round of the run closes when the last silo may start the next.
 
 How long a silo computes is the population's business (`devices`), as for any algorithm, stragglers included; how long a
 message takes is the network's. Silos whose training fails, because they are away or crash, still pass on the model that
@@ -22,8 +25,7 @@ from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import mixing_matrix
-from turnout.peers.network import BoolArray, Exchange, Network, Overlay
-from turnout.peers.timeline import PerRound
+from turnout.peers.network import BoolArray, Exchange, Network, Overlay, PerRound
 from turnout.server.server import Among, Server
 from turnout.server.updates import Updates
 from turnout.task.task import Task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from turnout.core.errors import UserError
 
@@ -22,27 +23,18 @@ _RATES = _prefixed({"bps": 1, "bit/s": 1})
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 
 
-def bits(option: str, text: str) -> float:
-    """A size above 0."""
-    return _above(0, option, text, _BITS, "a size, such as 44.96Mbit, 45MB or 11.2Mparams (32 bits each)")
-
-
-def rate(option: str, text: str) -> float:
-    """Bits a second, above 0."""
-    return _above(0, option, text, _RATES, "a bandwidth above 0, such as 10Gbps or 100Mbps")
-
-
-def seconds(option: str, text: str) -> float:
-    """A span of time; nothing is one."""
-    return _above(-math.ulp(0), option, text, _SECONDS, "a time, such as 25.4ms or 1.5s")
-
-
-def _above(least: float, option: str, text: str, units: Mapping[str, float], allowed: str) -> float:
+def _read(units: Mapping[str, float], allowed: str, option: str, text: str, above: float = 0) -> float:
+    """The number that an option's text is, above another, by the size of its unit."""
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]+)", text.strip())
     try:
         value = float(found[1]) * units[found[2]] if found else math.nan
     except (KeyError, ValueError):
         value = math.nan
-    if not least < value < math.inf:
+    if not above < value < math.inf:
         raise UserError(f"{option}: {text!r} is not {allowed}")
     return value
+
+
+bits = partial(_read, _BITS, "a size, such as 44.96Mbit, 45MB or 11.2Mparams (32 bits each)")
+rate = partial(_read, _RATES, "a bandwidth above 0, such as 10Gbps or 100Mbps")  # bits a second
+seconds = partial(_read, _SECONDS, "a time, such as 25.4ms or 1.5s", above=-math.ulp(0))  # nothing is one

@@ -24,20 +24,21 @@ that is capacity / hops where all links are alike.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Finite, Positive, Range
+from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 from turnout.peers import quantities
 from turnout.peers.network import Network
 
@@ -47,32 +48,54 @@ DETOUR = 1e-9  # seconds a hop: of equally long routes, the one with fewer hops
 CORE = 1e9
 EARTH_KM = 6371.0
 LatencyMode = Literal["per_path", "per_hop"]
+_BUNDLED = Path(__file__).with_name("measured")
+_SUFFIXES = (".json", ".gml", ".graphml")
+_WORDS = {
+    "Latitude": "lat", "Longitude": "lon", "LinkSpeedRaw": "capacity", "distance": "km",  # the Topology Zoo's
+    "distance_km": "km", "capacity_bps": "capacity",
+}  # fmt: skip
+_NUMBERS: dict[str, Callable[[str, str], float] | None] = {  # and who reads text with a unit
+    "lon": None, "lat": None, "km": None, "latency_ms": None, "compute": quantities.seconds,
+    **dict.fromkeys(("uplink", "downlink", "capacity"), quantities.rate),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(Spelt):
     """A silo, or a router that only forwards."""
 
+    section: ClassVar[str] = "node"
     name: str
     silo: bool = True
-    position: tuple[float, float] | None = None  # longitude, latitude
-    uplink: float | None = None
-    downlink: float | None = None
-    compute: float | None = None
+    lon: Annotated[float, Range(-180, 180)] | None = None
+    lat: Annotated[float, Range(-90, 90)] | None = None
+    uplink: Positive | None = None  # bits a second
+    downlink: Positive | None = None
+    compute: Finite | None = None  # seconds of a local step
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.silo, bool):
+            raise UserError(f"node.silo: {self.silo!r} must be true or false")
+
+    @property
+    def position(self) -> tuple[float, float] | None:
+        """Longitude and latitude."""
+        return None if self.lon is None or self.lat is None else (self.lon, self.lat)
 
 
 @dataclass(frozen=True)
-class Link:
-    """Between two nodes, both ways; `seconds` is a measured latency, otherwise it follows from the distance."""
+class Link(Spelt):
+    """Between two nodes, both ways; a latency is measured, or follows from the distance."""
 
+    section: ClassVar[str] = "link"
     ends: tuple[int, int]
-    km: float | None = None
-    seconds: float | None = None
-    capacity: float | None = None
+    km: Finite | None = None
+    latency_ms: Finite | None = None
+    capacity: Positive | None = None  # bits a second
 
     @property
     def propagation(self) -> float:
-        return self.seconds if self.seconds is not None else SECONDS_PER_KM * cast(float, self.km)
+        return self.latency_ms / 1e3 if self.latency_ms is not None else SECONDS_PER_KM * cast(float, self.km)
 
 
 @dataclass(frozen=True)
@@ -146,7 +169,7 @@ class Underlay:
                     )
                 path = paths[target]
                 hops = [graph.edges[hop]["link"] for hop in pairwise(path)]
-                estimated = sum(link.seconds is None for link in hops)
+                estimated = sum(link.latency_ms is None for link in hops)
                 fixed = SECONDS_PER_ROUTE * (min(1, estimated) if latency_mode == "per_path" else estimated)
                 latency[i, j] = latency[j, i] = sum(link.propagation for link in hops) + fixed
                 slowness[i, j] = slowness[j, i] = sum(1 / (core or link.capacity or CORE) for link in hops)
@@ -158,19 +181,16 @@ class Underlay:
 
 def names() -> list[str]:
     """Of the bundled underlays."""
-    folder = resources.files("turnout.peers") / "measured"
-    return sorted(path.name.removesuffix(".json") for path in folder.iterdir() if path.name.endswith(".json"))
+    return sorted(path.stem for path in _BUNDLED.glob("*.json"))
 
 
 def read(source: str | Path) -> Underlay:
     """A bundled underlay by name, or a .json, .gml or .graphml file."""
-    path = Path(source)
-    if str(source) in names():
-        return parse(json.loads((resources.files("turnout.peers") / "measured" / f"{source}.json").read_text("utf-8")))
-    if path.suffix not in _READERS:
-        raise unknown(f"underlay (neither bundled nor a {', '.join(_READERS)} file)", str(source), names())
+    path = _BUNDLED / f"{source}.json" if str(source) in names() else Path(source)
+    if path.suffix not in _SUFFIXES:
+        raise unknown(f"underlay (neither bundled nor a {', '.join(_SUFFIXES)} file)", str(source), names())
     try:
-        document = _READERS[path.suffix](path)
+        document = _document(path)
     except OSError as error:
         raise UserError(f"underlay {source}: cannot be read ({error.strerror})") from error
     except Exception as error:  # whatever a parser raises on text that is not of its format
@@ -186,86 +206,59 @@ def parse(document: Any, name: str = "underlay") -> Underlay:
     named: dict[Any, int] = {}
     nodes: list[Node] = []
     for number, given in enumerate(document["nodes"]):
-        node = _Fields(f"underlay {name}: node {number}", given)
-        label = str(node.first("name", "label", "id", default=number))
-        if label in named:
-            label = f"{label} ({node.first('id', default=number)})"
-        for handle in {label, node.first("id", default=label)}:
+        with renamed({"node.": f"underlay {name}: node {number}: "}):
+            fields = _fields("node", given)
+            label = str(next((fields[word] for word in ("name", "label", "id") if word in fields), number))
+            if label in named:
+                label = f"{label} ({fields.get('id', number)})"
+            nodes.append(Node(**_some(fields, "silo", "lon", "lat", "uplink", "downlink", "compute"), name=label))
+        for handle in {label, fields.get("id", label)}:
             if handle in named:
                 raise UserError(f"underlay {name}: two nodes are called {handle!r}; every node needs its own name")
             named[handle] = number
-        nodes.append(node.node(label))
     if not any(node.silo for node in nodes):
         raise UserError(f"underlay {name}: no node is a silo; at least one must be")
     links = []
     for number, given in enumerate(document["links"]):
-        link = _Fields(f"underlay {name}: link {number}", given)
-        ends = [link.first("source"), link.first("target")]
-        for end in ends:
-            if not isinstance(end, str | int) or end not in named:
-                raise UserError(f"underlay {name}: link {number} ends at {end!r}, which is no node's name or id")
-        links.append(link.link((named[ends[0]], named[ends[1]]), nodes))
+        with renamed({"link.": f"underlay {name}: link {number}: "}):
+            fields = _fields("link", given)
+            for end in (fields.get("source"), fields.get("target")):
+                if not isinstance(end, str | int) or end not in named:
+                    raise UserError(f"underlay {name}: link {number} ends at {end!r}, which is no node's name or id")
+            ends = named[fields["source"]], named[fields["target"]]
+            if "km" not in fields and "latency_ms" not in fields:
+                fields["km"] = _distance(*(nodes[end] for end in ends))
+            links.append(Link(ends, **_some(fields, "km", "latency_ms", "capacity")))
     return Underlay(name, tuple(nodes), tuple(links), str(document.get("description", "")))
 
 
-class _Fields:
-    """The fields of a node or a link, checked one by one."""
+def _fields(kind: str, given: Any) -> dict[str, Any]:
+    """What a node or link states, in our words; numbers as such, also where they are text with a unit. Whatever is no
+    number is refused by who needs one."""
+    if not isinstance(given, dict):
+        raise UserError(f"{kind}.{given!r} must be an object with named fields")
+    fields: dict[str, Any] = {_WORDS.get(name) or name: value for name, value in given.items() if value is not None}
+    for name in fields.keys() & _NUMBERS.keys():
+        unit, value = _NUMBERS[name], fields[name]
+        if unit is not None and isinstance(value, str):
+            fields[name] = unit(f"{kind}.{name}", value)
+        else:
+            with suppress(TypeError, ValueError):
+                fields[name] = float(value)
+    return fields
 
-    def __init__(self, where: str, given: Any) -> None:
-        if not isinstance(given, dict):
-            raise UserError(f"{where} is {given!r}; it must be an object with named fields")
-        self.where, self.given = where, given
 
-    def first(self, *keys: str, default: Any = None) -> Any:
-        return next((self.given[key] for key in keys if self.given.get(key) is not None), default)
+def _some(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
 
-    def number(self, *keys: str, low: float = -math.inf, high: float = math.inf) -> float | None:
-        value = self.first(*keys)
-        if value is None:
-            return None
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not (low <= number <= high and math.isfinite(number)):
-            raise UserError(f"{self.where}: {keys[0]} {value!r} must be a number from {low:g} to {high:g}")
-        return number
 
-    def quantity(self, parser: Callable[[str, str], float], *keys: str, positive: bool = True) -> float | None:
-        value = self.first(*keys)
-        if isinstance(value, str):
-            return parser(f"{self.where}: {keys[0]}", value)
-        number = self.number(*keys, low=0)
-        if positive and number == 0:
-            raise UserError(f"{self.where}: {keys[0]} is 0; it must be above 0")
-        return number
-
-    def node(self, name: str) -> Node:
-        silo = self.first("silo", default=True)
-        if not isinstance(silo, bool):
-            raise UserError(f"{self.where}: silo {silo!r} must be true or false")
-        lon, lat = self.number("lon", low=-180, high=180), self.number("lat", low=-90, high=90)
-        return Node(
-            name,
-            silo,
-            None if lon is None or lat is None else (lon, lat),
-            self.quantity(quantities.rate, "uplink"),
-            self.quantity(quantities.rate, "downlink"),
-            self.quantity(quantities.seconds, "compute", positive=False),
+def _distance(one: Node, other: Node) -> float:
+    """Kilometres between two nodes whose places are known."""
+    if one.position is None or other.position is None:
+        raise UserError(
+            f"link.{one.name} - {other.name} has no length; it needs km, latency_ms, or lat and lon at both ends"
         )
-
-    def link(self, ends: tuple[int, int], nodes: list[Node]) -> Link:
-        km, milliseconds = self.number("km", "distance_km", low=0), self.number("latency_ms", low=0)
-        one, other = (nodes[end] for end in ends)
-        if km is None and milliseconds is None:
-            if one.position is None or other.position is None:
-                raise UserError(
-                    f"{self.where} ({one.name} - {other.name}) has no length; "
-                    "it needs km, latency_ms, or lat and lon at both ends"
-                )
-            km = haversine(one.position, other.position)
-        seconds = None if milliseconds is None else milliseconds / 1e3
-        return Link(ends, km, seconds, self.quantity(quantities.rate, "capacity", "capacity_bps"))
+    return haversine(one.position, other.position)
 
 
 def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -275,64 +268,14 @@ def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
     return 2 * EARTH_KM * math.asin(min(1.0, math.sqrt(half)))
 
 
-def measured(latency: Path, bandwidth: Path, access: float = math.inf) -> Network:
-    """From two CSV files, milliseconds and Mbit/s: a header with the silos' names, then a row a sender.
-
-    An empty cell of either, or of none, says that the two cannot talk; so does the diagonal.
-    """
-    silos, milliseconds = _matrix(latency)
-    others, megabits = _matrix(bandwidth)
-    if silos != others:
-        raise UserError(f"network {bandwidth}: its silos are not those of {latency}, in the same order")
-    connected = ~np.isnan(milliseconds) & ~np.isnan(megabits) & ~np.eye(len(silos), dtype=np.bool_)
-    capacity = np.full(len(silos), access)
-    seconds = np.where(connected, milliseconds / 1e3, 0.0)
-    return Network(silos, seconds, np.where(connected, megabits * 1e6, np.inf), capacity, capacity, connected)
-
-
-def _matrix(path: Path) -> tuple[tuple[str, ...], FloatArray]:
-    try:
-        header, *rows = list(csv.reader(path.read_text("utf-8").splitlines()))
-        values = np.array([[float(cell) if cell.strip() else math.nan for cell in row] for row in rows])
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"network {path}: not a CSV file with a header of names and rows of numbers ({error})"
-        ) from error
-    if values.shape != (len(header), len(header)):
-        raise UserError(f"network {path}: {len(header)} names need as many rows and columns, found {values.shape}")
-    return tuple(name.strip() for name in header), values
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
-
-
-def _read_gml(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Any:
+    """The JSON of a file; of a graph, in the Topology Zoo's words or in ours, what that would be."""
+    if path.suffix == ".json":
+        return json.loads(path.read_text("utf-8"))
     import networkx as nx
 
-    return _from_zoo(nx.read_gml(path, label="id"))
+    graph = nx.read_gml(path, label="id") if path.suffix == ".gml" else nx.read_graphml(path)
 
-
-def _read_graphml(path: Path) -> dict[str, Any]:
-    import networkx as nx
-
-    return _from_zoo(nx.read_graphml(path))
-
-
-def _from_zoo(graph: Any) -> dict[str, Any]:
-    """The JSON of a graph in the Topology Zoo's words; fields in ours stay as they are."""
-
-    def renamed(fields: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
-        return {words.get(field, field): value for field, value in fields.items()}
-
-    ends: Iterable[tuple[Any, Any, Mapping[str, Any]]] = graph.edges(data=True)
-    return {
-        "name": graph.graph.get("Network"),
-        "nodes": [{**renamed(fields, _NODE_WORDS), "id": node} for node, fields in graph.nodes(data=True)],
-        "links": [{**renamed(fields, _LINK_WORDS), "source": one, "target": other} for one, other, fields in ends],
-    }
-
-
-_NODE_WORDS = {"Latitude": "lat", "Longitude": "lon"}
-_LINK_WORDS = {"LinkSpeedRaw": "capacity", "distance": "km"}
-_READERS: dict[str, Callable[[Path], Any]] = {".json": _read_json, ".gml": _read_gml, ".graphml": _read_graphml}
+    nodes = [{**fields, "id": node} for node, fields in graph.nodes(data=True)]
+    links = [{**fields, "source": one, "target": other} for one, other, fields in graph.edges(data=True)]
+    return {"name": graph.graph.get("Network"), "nodes": nodes, "links": links}

@@ -10,7 +10,7 @@ Fraboni et al., "A general theory for federated optimization with asynchronous a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ from turnout.plan.rehearsal import schedule
 from turnout.sampling.full import Full
 from turnout.server.closing import MODES
 from turnout.server.durations import Durations
-from turnout.server.participation import rates
-from turnout.server.policy import Policy, Schedule
+from turnout.server.policy import Policy, Schedule, rates
 
 WINDOWS = (0.2, 0.5, 0.8, 1.0)  # of FedFix, in mean durations of the slowest client
 BUFFERS = (10, 4, 2)  # of FedBuff: N over each of these
+BY_IMPORTANCE = ("fedavg", "fedfix")  # whose naive weights are the clients' importance; of others all are the same
 LONGEST_WINDOW = 1_000_000  # rounds of a window of fairness that anybody would wait for
 NOTICEABLE, MUCH = 1.1, 1.5  # times the intended weight
 # Updates a policy is watched for: a client, at least, at most. Where jobs fail it takes a rehearsal, which costs a
@@ -84,33 +84,22 @@ class Prospect:
         return self.ratio_max > NOTICEABLE and not self.by_chance
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A policy to look at: the algorithm with naive weights, which are its clients' importance or all the same."""
-
-    label: str
-    name: str
-    options: dict[str, Any]
-    algorithm: Algorithm
-    by_importance: bool
-
-
-def candidates(local: LocalSGD, durations: Durations) -> list[Candidate]:
-    """Everybody, each arrival, every window, the first c."""
-    found = [
-        Candidate("fedavg all", "fedavg", {}, FedAvg(local, Full()), by_importance=True),
-        Candidate("async_fedavg", "async_fedavg", {}, AsyncFedAvg(local, weight_rule="naive"), by_importance=False),
+def candidates(local: LocalSGD, durations: Durations) -> list[tuple[Prospect, Algorithm]]:
+    """The policies to look at, each with naive weights: everybody, each arrival, every window, the first c."""
+    found: list[tuple[Prospect, Algorithm]] = [
+        (Prospect("fedavg all", "fedavg", {}), FedAvg(local, Full())),
+        (Prospect("async_fedavg", "async_fedavg", {}), AsyncFedAvg(local, weight_rule="naive")),
     ]
     slowest, clients = float(durations.mean.max()), durations.population.size
     for part in WINDOWS:
         window = part * slowest
         fedfix = FedFix(local, weight_rule="naive", window=window)
-        found.append(Candidate(f"fedfix {window:.3g} s", "fedfix", {"window": window}, fedfix, by_importance=True))
+        found.append((Prospect(f"fedfix {window:.3g} s", "fedfix", {"window": window}), fedfix))
     for mode in MODES:
         for size in sorted({-(-clients // part) for part in BUFFERS}):
             fedbuff = FedBuff(local, weight_rule="naive", buffer_size=size, mode=mode)
             options = {"buffer_size": size, "mode": mode}
-            found.append(Candidate(f"fedbuff {size} {mode}", "fedbuff", options, fedbuff, by_importance=False))
+            found.append((Prospect(f"fedbuff {size} {mode}", "fedbuff", options), fedbuff))
     return found
 
 
@@ -126,15 +115,12 @@ class Outlook:
     policies: list[Prospect]
     advice: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def outlook(population: Population, local: LocalSGD, model_bytes: int = 4, seed: int = 0) -> Outlook:
     """What each policy would do. `model_bytes` is a model on the wire, unless the population says."""
     size = population.model_bytes or model_bytes
     durations = Durations.of(replace(population, model_bytes=size), local, size, size)
-    rows = [_prospect(candidate, durations, seed) for candidate in candidates(local, durations)]
+    rows = [_watched(blank, algorithm, durations, seed) for blank, algorithm in candidates(local, durations)]
     return Outlook(
         clients=population.size,
         reliable=durations.reliable,
@@ -154,11 +140,9 @@ def horizon(policy: Policy, durations: Durations) -> int:
     return max(2 * clients, min(max(each * clients, least), most))
 
 
-def _prospect(candidate: Candidate, durations: Durations, seed: int) -> Prospect:
-    people, algorithm = durations.population, candidate.algorithm
-    policy = algorithm.policy(durations)
+def _watched(blank: Prospect, algorithm: Algorithm, durations: Durations, seed: int) -> Prospect:
+    people, policy = durations.population, algorithm.policy(durations)
     assert policy is not None
-    blank = Prospect(candidate.label, candidate.name, candidate.options)
     rounds = max(4, math.ceil(horizon(policy, durations) / _expected_participants(policy, durations)))
     try:
         events = schedule(algorithm, people, rounds, seed=seed)
@@ -169,8 +153,9 @@ def _prospect(candidate: Candidate, durations: Durations, seed: int) -> Prospect
     watched = events.between(first, last)
     known = _closed_form(policy, durations)
     rate, per_second = known or (watched.rates, _counted_pace(events, period))
-    naive = people.base_importance if candidate.by_importance else np.ones(people.size)
-    by_chance = None if known or period else [events.between(*half) for half in _halves(first, last)]
+    naive = people.base_importance if blank.algorithm in BY_IMPORTANCE else np.ones(people.size)
+    middle = (first + last) // 2
+    halves = [events.between(first, middle), events.between(middle, last)]
     return replace(
         blank,
         rounds_per_hour=3600 * per_second,
@@ -180,7 +165,7 @@ def _prospect(candidate: Candidate, durations: Durations, seed: int) -> Prospect
         staleness_max=int(events.staleness.max(initial=0)),
         fairness_window=_fairness_window(policy, durations, period),
         idle_share=max(0.0, 1 - float(np.mean(rate * durations.mean)) * per_second),
-        chance=0.0 if by_chance is None else _chance(*(naive * half.counts for half in by_chance)),
+        chance=0.0 if known or period else _chance(*(naive * half.counts for half in halves)),
         updates_watched=len(events),
         **_bias(people.base_importance, naive * rate),
     )
@@ -202,11 +187,6 @@ def _settled(events: Schedule, period: tuple[int, int] | None, durations: Durati
     if period is not None:
         return period[0] + 1, period[1] + 1
     return (events.rounds // 2 if durations.reliable else 0), events.rounds
-
-
-def _halves(first: int, last: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    middle = (first + last) // 2
-    return (first, middle), (middle, last)
 
 
 def _closed_form(policy: Policy, durations: Durations) -> tuple[FloatArray, float] | None:

@@ -70,7 +70,7 @@ class Rehearsal(Simulation):
         kept = (
             {"params": torch.stack([job.received for job in jobs])} if self.algorithm.clients_keep == "models" else {}
         )
-        self._attach(jobs, Block(payload), Block(state), Block(kept))
+        self._attach(jobs, Block(payload), *(Block(part) if part else None for part in (state, kept)))
         if self._nothing is None or self._nothing[0] is not work:
             self._nothing = work, _Zeros(zeros(work.sends(self.task), 1))
         for job in jobs if self.behaviour is None else ():  # a liar has a row of its own, to put another in its place

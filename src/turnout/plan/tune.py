@@ -11,6 +11,8 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -95,13 +97,9 @@ class Trial:
         values = [run.value for run in self.runs if run.value is not None]
         return sum(values) / len(values) if len(values) == len(self.runs) else None
 
-    @property
-    def diverged(self) -> bool:
-        return self.value is None
-
     def as_dict(self) -> dict[str, Any]:
         runs = [vars(run) for run in self.runs]
-        return {"values": self.values, "value": self.value, "diverged": self.diverged, "runs": runs}
+        return {"values": self.values, "value": self.value, "diverged": self.value is None, "runs": runs}
 
 
 @dataclass
@@ -135,8 +133,7 @@ class Tuning:
         """The overrides that make this trial, and that run it for good."""
         tuned = [choice.option for choice in self.choices]
         given = [text for text in self.overrides if text.partition("=")[0].strip() not in tuned]
-        own = config.read(self.source, given).get("algorithm", {}).get("name")
-        named = [] if scheme == own else [f"algorithm.name={scheme}"]
+        named = [] if scheme == _algorithm(self.source, given) else [f"algorithm.name={scheme}"]
         return [*given, *named, *(f"{option}={value}" for option, value in zip(tuned, point, strict=True))]
 
     def command(self, scheme: str, point: Point) -> str:
@@ -180,10 +177,12 @@ class Tuning:
         while waiting and len(found.trials) < self.points:
             trial = self._try(scheme, waiting.pop(0))
             found.trials.append(trial)
-            report(f"{scheme} {_in_words(trial)}: {self.measure} {_shown(trial)}")
+            tried = " ".join(f"{option}={value}" for option, value in trial.values.items())
+            found_value = "diverged" if trial.value is None else f"{trial.value:.6g}"
+            report(f"{scheme} {tried}: {self.measure} {found_value}")
             if not waiting and found.best is not None:
-                tried = {trial.point for trial in found.trials}
-                waiting = [point for point in self._around(found.best.point) if point not in tried]
+                done = {trial.point for trial in found.trials}
+                waiting = [point for point in self._around(found.best.point) if point not in done]
         return found
 
     def _around(self, point: Point) -> list[Point]:
@@ -197,7 +196,7 @@ class Tuning:
     def _try(self, scheme: str, point: Point) -> Trial:
         overrides = self.written(scheme, point)
         settings = config.read(self.source, overrides)
-        values = {choice.option: _value(settings, choice.option) for choice in self.choices}
+        values = {choice.option: reduce(getitem, choice.option.split("."), settings) for choice in self.choices}
         first = int(settings.get("run", {}).get("seed", 0))
         return Trial(point, values, [self._run(overrides, first + extra) for extra in range(self.seeds)])
 
@@ -210,19 +209,9 @@ class Tuning:
         return Run(seed, None if diverged else value, server.version, server.now)
 
 
-def _value(settings: Any, option: str) -> Any:
-    """What stands under `section.option`, or `section.table.option`."""
-    for name in option.split("."):
-        settings = settings[name]
-    return settings
-
-
-def _in_words(trial: Trial) -> str:
-    return " ".join(f"{option}={value}" for option, value in trial.values.items())
-
-
-def _shown(trial: Trial) -> str:
-    return "diverged" if trial.value is None else f"{trial.value:.6g}"
+def _algorithm(source: str, overrides: list[str]) -> Any:
+    """What a configuration says its algorithm is."""
+    return config.read(source, overrides).get("algorithm", {}).get("name")
 
 
 def without_test_data(population: Population, fraction: float, required: bool) -> Population:
@@ -238,14 +227,6 @@ def without_test_data(population: Population, fraction: float, required: bool) -
     kept = np.asarray(population.base_importance)
     test = held_back if counts.any() else None
     return replace(population, train=train, test=test, central=None, importance=kept)
-
-
-def own_algorithm(source: str, overrides: list[str]) -> str:
-    """The algorithm a configuration names."""
-    name = config.read(source, overrides).get("algorithm", {}).get("name")
-    if not isinstance(name, str):
-        raise UserError("algorithm.name: missing; say which one with algorithm.name=... or with --schemes")
-    return name
 
 
 def tune(
@@ -273,8 +254,10 @@ def tune(
     if first * seeds > budget:
         raise UserError(f"--budget: {budget} runs do not cover the {first * seeds} to begin with; allow at least these")
     tuning = Tuning(source, list(overrides), choices, measure, budget // seeds, seeds)
-    chosen = list(dict.fromkeys(schemes)) or [own_algorithm(source, list(overrides))]
+    chosen = list(dict.fromkeys(schemes)) or [_algorithm(source, list(overrides))]
     for scheme in chosen:
+        if not isinstance(scheme, str):
+            raise UserError("algorithm.name: missing; say which one with algorithm.name=... or with --schemes")
         if ":" not in scheme and scheme not in registry.names("algorithm"):
             raise unknown("--schemes", scheme, registry.names("algorithm"))
         tuning.experiment(tuning.written(scheme, tuple(choice.first[0] for choice in choices)))
@@ -287,15 +270,13 @@ def as_dict(tuning: Tuning, found: list[Tuned]) -> dict[str, Any]:
         "measure": tuning.measure,
         "seeds": tuning.seeds,
         "options": {choice.option: choice.given for choice in tuning.choices},
-        "schemes": {tuned.scheme: _scheme_as_dict(tuning, tuned) for tuned in found},
-    }
-
-
-def _scheme_as_dict(tuning: Tuning, tuned: Tuned) -> dict[str, Any]:
-    best = tuned.best
-    return {
-        "trials": [trial.as_dict() for trial in tuned.trials],
-        "best": None if best is None else best.as_dict(),
-        "at_the_end": [] if best is None else tuning.ends(best),
-        "command": None if best is None else tuning.command(tuned.scheme, best.point),
+        "schemes": {
+            tuned.scheme: {
+                "trials": [trial.as_dict() for trial in tuned.trials],
+                "best": tuned.best and tuned.best.as_dict(),
+                "at_the_end": [] if tuned.best is None else tuning.ends(tuned.best),
+                "command": tuned.best and tuning.command(tuned.scheme, tuned.best.point),
+            }
+            for tuned in found
+        },
     }

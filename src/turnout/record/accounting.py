@@ -29,8 +29,7 @@ from turnout.sampling.fill import Fill
 from turnout.sampling.uniform import Uniform
 from turnout.server.jobs import ARRIVED
 from turnout.server.observer import Observer, Round
-from turnout.server.privacy import Privacy, promised_noise
-from turnout.server.sealed import foreign
+from turnout.server.privacy import Privacy, foreign, promised_noise
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -164,21 +163,15 @@ NOT_PRIVATE = {"private": False, "why": "a seed of the noise was given: whoever 
 
 def accountants(server: Server, settings: Privacy | None) -> tuple[dict[str, Accounting], dict[str, dict[str, Any]]]:
     """Who counts, by the kind of noise; and what is to be said of noise that hides nothing."""
-    found: dict[str, Accounting] = {}
-    open_noise: dict[str, dict[str, Any]] = {}
     local = promised_noise(server)
     if settings is not None and not settings.noise and local is None:
         raise UserError(
             "privacy.noise: 0 hides nothing; give a noise multiplier, or local noise with local.modifiers=clip,noise"
         )
+    found: dict[str, tuple[int | None, Accounting]] = {}  # with the seed of the noise
     if server.privacy is not None:
-        if server.privacy.noise_seed is None:
-            found["central"] = CentralAccounting(server.privacy)
-        else:
-            open_noise["central"] = NOT_PRIVATE
+        found["central"] = server.privacy.noise_seed, CentralAccounting(server.privacy)
     if local is not None:
-        if local[1].seed is None:
-            found["local"] = LocalAccounting(*local, Privacy().delta if settings is None else settings.delta)
-        else:
-            open_noise["local"] = NOT_PRIVATE
-    return found, open_noise
+        found["local"] = local[1].seed, LocalAccounting(*local, (settings or Privacy()).delta)
+    counting = {kind: one for kind, (seed, one) in found.items() if seed is None}
+    return counting, {kind: NOT_PRIVATE for kind in found if kind not in counting}

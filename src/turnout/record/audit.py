@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core.random import FloatArray, IntArray
 from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 _MOST_NEW = 10_000
 _ROUND_OFF = 1e-12  # relative
 _CONCERNED = "clients of "  # a tensor's name in a checkpoint
@@ -53,14 +53,8 @@ class Findings:
             "never_heard": len(self.never_heard),
             "ratio_min": float(np.nanmin(heard)) if len(heard) else None,
             "ratio_max": float(np.nanmax(heard)) if len(heard) else None,
-            "chi_square": self.chi_square,
-            "weight_variance": self.weight_variance,
-            "mean_weight": self.mean_weight,
+            **{name: value for name, value in vars(self).items() if not isinstance(value, np.ndarray)},
             "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
-            "failures": self.failures,
-            "events": self.events,
-            "event_clients": self.event_clients,
-            "linear": self.linear,
         }
 
 
@@ -71,9 +65,9 @@ class Audit(Observer):
         self._started = False
         self._new: list[tuple[int, list[int] | IntArray, FloatArray, IntArray]] = []  # rounds that are not added up yet
         self._rows = 0  # in them
-        self._staleness: dict[int, int] = {}
-        self._failures: dict[str, int] = {}
-        self._events: dict[str, int] = {}
+        self._staleness: Counter[int] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
         self._concerned: dict[str, NDArray[np.bool_]] = {}  # by kind of event: [N] whom it was about
         self._rounds = 0
         self._linear = True
@@ -93,9 +87,8 @@ class Audit(Observer):
         clients = [job.client for job in record.jobs] if crew is None else crew.client
         self._new.append((self._rounds, clients, record.weights.copy(), record.staleness.copy()))
         self._rows += len(clients)
-        for job in record.jobs if crew is None else ():
-            if job.outcome != ARRIVED and not job.logged:
-                self._failures[job.outcome] = self._failures.get(job.outcome, 0) + 1
+        if crew is None:
+            self._failures.update(job.outcome for job in record.jobs if job.outcome != ARRIVED and not job.logged)
         if self._rows > _MOST_NEW:
             self._add_up()
 
@@ -116,13 +109,12 @@ class Audit(Observer):
         np.add.at(self._contributions, client, 1)
         np.add.at(self._realised, clients, in_round)
         np.add.at(self._squares, clients, in_round**2)
-        for age, count in zip(*np.unique(staleness, return_counts=True), strict=True):
-            self._staleness[int(age)] = self._staleness.get(int(age), 0) + int(count)
+        self._staleness.update(staleness.tolist())
 
     def on_event(self, server: Server, event: Any) -> None:
         if event.kind in _OF_THE_PROCESS:
             return
-        self._events[event.kind] = self._events.get(event.kind, 0) + 1
+        self._events[event.kind] += 1
         clients = event.facts.get("clients", event.facts.get("client"))
         if "client" in event.facts or isinstance(clients, list):
             nobody = np.zeros(server.population.size, bool)
@@ -169,8 +161,8 @@ class Audit(Observer):
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self._started = True
         self._rounds, self._linear = facts["rounds"], facts["linear"]
-        self._staleness = {int(k): int(v) for k, v in facts["staleness"]}
-        self._failures, self._events = facts["failures"], facts["events"]
+        self._staleness = Counter(dict(facts["staleness"]))
+        self._failures, self._events = Counter(facts["failures"]), Counter(facts["events"])
         for name, value in tensors.items():
             if name.startswith(_CONCERNED):
                 self._concerned[name.removeprefix(_CONCERNED)] = value.numpy().copy()

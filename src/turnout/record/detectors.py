@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import chdtrc, ndtr
 from torch import Tensor
 
-from turnout.core.errors import UserError
+from turnout.core.allowed import Count, WholeNumber
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 ENOUGH = 8  # norms that a line is fitted to
 _SIGMA = 1.4826  # a normal's standard deviation, in median absolute deviations
@@ -49,9 +50,10 @@ class Reading(NamedTuple):
 
 
 @dataclass
-class Detector:
+class Detector(Spelt):
     """Fields with `init=False` are state, as those of an algorithm."""
 
+    section: ClassVar[str] = "detectors"
     limit: float = 0.0
 
     def begin(self, clients: int) -> None:
@@ -65,14 +67,10 @@ class Detector:
 class Averaging(Detector):
     """Sums what it sees of a client over its updates, from the `start`-th on (the first is number 0)."""
 
-    start: int = 5
+    start: WholeNumber = 5
     updates: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N]
     counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] that are in the totals
     totals: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]
-
-    def __post_init__(self) -> None:
-        if self.start < 0:
-            raise UserError(f"detectors.start: {self.start} must be at least 0")
 
     def begin(self, clients: int) -> None:
         self.updates, self.counts = np.zeros(clients, np.int64), np.zeros(clients, np.int64)
@@ -209,12 +207,8 @@ class Replay(Detector):
     the digits to which the cosine agrees with one. Rescaled copies agree to all of them: p is 0 or 1."""
 
     limit: float = 6.0
-    memory: int = 4
+    memory: Count = 4
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [<= memory + 1, P]
-
-    def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise UserError(f"detectors.memory: {self.memory} must be at least 1")
 
     def begin(self, clients: int) -> None:
         self.models = torch.zeros(0, 0)

@@ -12,6 +12,8 @@ A round's row of the history gets
                                 an estimate of that share of the population, above 1 where heavy clients are missing)
     distribution_seconds        the server's own time to send its models
     round_seconds
+    energy_wh, wasted_wh        where the population says what devices draw: watt hours of the jobs that ended in it,
+                                and of those among them that did not count: lost, cut short, or not used
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from turnout.clients.power import Power
 from turnout.server.jobs import ARRIVED, together
 from turnout.server.observer import Observer, Round
 
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
     from turnout.server.jobs import Job
     from turnout.server.server import Server
 
+
 _MEANS = (
     "eur", "eur_with_bypass", "sync_ratio", "version_variance", "round_seconds", "distribution_seconds",
     "missing_share",
 )  # fmt: skip
 _SUMS = ("work_assigned", "work_lost", "bytes_down", "bytes_up")
-_ADDED = (*_MEANS, *_SUMS)
 _BY_CLIENT = ("_unfinished", "_present", "_forced")  # JSON has no integer keys
 
 
@@ -115,7 +118,7 @@ class Efficiency(Observer):
             "missing_epsilon": epsilon,
         }
         self._missing_share_max = max(self._missing_share_max, record.facts["missing_share"])
-        for name in _ADDED:
+        for name in (*_MEANS, *_SUMS):
             self._totals[name] += record.facts[name]
         self._rounds, self._closed_at = self._rounds + 1, record.time
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
@@ -162,3 +165,36 @@ class Efficiency(Observer):
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         vars(self).update(facts | {name: dict(facts[name]) for name in _BY_CLIENT})
+
+
+class Energy(Observer):
+    """Adds its columns to every round; `findings` sums them up."""
+
+    columns = ("energy_wh", "wasted_wh")
+
+    def __init__(self, power: Power) -> None:
+        self._power = power
+        self.findings = dict.fromkeys(self.columns, 0.0)
+
+    def on_round(self, server: Server, record: Round) -> None:
+        crew = together(record.jobs)
+        if crew is None:
+            ended = [row for row, job in enumerate(record.jobs) if not job.logged]
+            clients = [record.jobs[row].client for row in ended]
+            seconds = np.array([record.jobs[row].seconds for row in ended]).reshape(-1, 3)
+        else:
+            ended, clients, seconds = list(range(len(record.jobs))), crew.client.tolist(), crew.seconds
+        down, compute, up = seconds.T
+        spent = self._power.watt_hours(
+            {"client": clients, "download_seconds": down, "compute_seconds": compute, "upload_seconds": up}
+        )
+        wasted = spent[record.weights[ended] == 0]
+        record.facts |= {"energy_wh": float(spent.sum()), "wasted_wh": float(wasted.sum())}
+        for name in self.columns:
+            self.findings[name] += record.facts[name]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return dict(self.findings), {}
+
+    def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.findings = dict(facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,13 +64,10 @@ class Table:
             columns = zip(*rows, strict=True) if isinstance(rows, list) else rows()
             block = dict(zip(names, columns, strict=True))
             for name in names:
-                if name not in self._columns:
-                    self._columns[name] = [None] * done
+                self._columns.setdefault(name, [None] * done)
             for name, values in self._columns.items():
-                more = block.get(name)
-                values.extend(
-                    [None] * count if more is None else more.tolist() if isinstance(more, np.ndarray) else more
-                )
+                more = block.get(name, [None] * count)
+                values.extend(more.tolist() if isinstance(more, np.ndarray) else more)
             done += count
         self._new = []
         return self._columns
@@ -81,29 +79,24 @@ class Table:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        types = {
-            name: pa.string() if name in _WORDS else pa.int64() if name in _COUNTS else pa.float64()
-            for name in self.columns
-        }
-        table = pa.table({name: pa.array(values, types[name]) for name, values in self._columns.items()})
+        def typed(name: str) -> Any:
+            return pa.string() if name in _WORDS else pa.int64() if name in _COUNTS else pa.float64()
+
+        table = pa.table({name: pa.array(values, typed(name)) for name, values in self.columns.items()})
         segment = f"{len(self.segments):06d}.parquet"
         write_durably(self.folder / segment, lambda path: pq.write_table(table, path))
         self.segments.append(segment)
         self._columns = {name: [] for name in self._columns}
         self.rows = 0
 
-    def cut_back(self, segments: list[str]) -> None:
-        """Forget whatever was written after those segments."""
-        self.segments = list(segments)
+    def cut_back(self, segments: list[str], rows: dict[str, list[Any]]) -> None:
+        """Forget whatever was written after those segments, and have these rows in memory."""
+        self.segments, self._columns, self._new = list(segments), rows, []
+        self.rows = len(next(iter(rows.values()), []))
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
                 if path.name not in segments:
                     path.unlink()
-
-    def fill(self, columns: dict[str, list[Any]]) -> None:
-        """Put these rows in the place of those in memory."""
-        self._columns, self._new = columns, []
-        self.rows = len(next(iter(columns.values()), []))
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
         """All rows, as arrays by column; a missing number is NaN."""
@@ -145,27 +138,12 @@ def _array(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _crew_columns(
-    round_number: int,
-    weights: FloatArray,
-    staleness: IntArray,
-    ticks: int,
-    *,
-    version: int,
-    sent_at: int,
-    bytes: tuple[int, int],
-    client: IntArray,
-    number: IntArray,
-    ends_at: IntArray,
-    samples: IntArray,
-    steps: IntArray,
-    seconds: FloatArray,
-) -> Iterator[Any]:
+def _crew_columns(number: int, weights: FloatArray, staleness: IntArray, ticks: int, crew: Any) -> Iterator[Any]:
     """The values of a round's jobs, in the order of `_JOB_COLUMNS`."""
-    count = len(client)
-    yield from ([round_number] * count, client, number, [ARRIVED] * count, weights, [version] * count, staleness)
-    yield from ([sent_at / ticks] * count, ends_at / ticks, samples, steps, [1.0] * count)
-    yield from (*seconds.T, *([size] * count for size in bytes))
+    count = len(crew.client)
+    yield from ([number] * count, crew.client, crew.number, [ARRIVED] * count, weights, [crew.version] * count)
+    yield from (staleness, [crew.sent_at / ticks] * count, crew.ends_at / ticks, crew.samples, crew.steps)
+    yield from ([1.0] * count, *crew.seconds.T, *([size] * count for size in crew.bytes))
 
 
 class History(Observer):
@@ -193,17 +171,18 @@ class History(Observer):
 
     def _append_jobs(self, server: Server, record: Round) -> None:
         assert self.jobs is not None
-        ticks, number = server.population.ticks_per_second, record.number
-        crew = together(record.jobs)
+        ticks, crew = server.population.ticks_per_second, together(record.jobs)
         if crew is not None:
-            weights, staleness = record.weights.copy(), record.staleness.copy()
-            facts = {name: getattr(crew, name) for name in _OF_A_CREW}  # a model is not kept for the sake of a table
-            columns = partial(_crew_columns, number, weights, staleness, ticks, **facts)
-            self.jobs.extend(_JOB_COLUMNS, len(record.jobs), columns)
+            kept = SimpleNamespace(**{name: getattr(crew, name) for name in _OF_A_CREW})  # no model for a table's sake
+            values = record.weights.copy(), record.staleness.copy()
+            self.jobs.extend(
+                _JOB_COLUMNS, len(record.jobs), partial(_crew_columns, record.number, *values, ticks, kept)
+            )
             return
+        columns = record.weights.tolist(), record.staleness.tolist()
         rows = [
             (
-                number,
+                record.number,
                 job.client,
                 job.number,
                 "used_later" if job.logged else job.outcome,
@@ -218,9 +197,7 @@ class History(Observer):
                 *(_NO_SECONDS if job.logged else job.seconds),  # a job that is in the table already costs nothing more
                 *(_NO_BYTES if job.logged else job.bytes),
             )
-            for job, weight, staleness in zip(
-                record.jobs, record.weights.tolist(), record.staleness.tolist(), strict=True
-            )
+            for job, weight, staleness in zip(record.jobs, *columns, strict=True)
         ]
         self.jobs.append(_JOB_COLUMNS, rows)
 
@@ -228,8 +205,7 @@ class History(Observer):
         for table in self._tables:
             table.flush()
 
-    def on_end(self, server: Server) -> None:
-        self.on_checkpoint(server)
+    on_end = on_checkpoint
 
     @property
     def _tables(self) -> list[Table]:
@@ -238,7 +214,7 @@ class History(Observer):
     def clear(self) -> None:
         """Forget everything, on disk too."""
         for table in self._tables:
-            table.cut_back([])
+            table.cut_back([], {})
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kept = [table.columns if table.folder is None else {} for table in self._tables]
@@ -246,5 +222,4 @@ class History(Observer):
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for table, segments, rows in zip(self._tables, facts["segments"], facts["rows"], strict=True):
-            table.cut_back(segments)
-            table.fill(rows)
+            table.cut_back(segments, rows)

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,7 @@ class RunFolder:
 
     def settle(self) -> None:
         """The new run can go on whatever happens: remove the one it replaces."""
-        if self.replaced.exists():
-            shutil.rmtree(self.replaced, ignore_errors=True)
+        shutil.rmtree(self.replaced, ignore_errors=True)
 
     def trust(self, lasting: dict[str, Entry]) -> None:
         """Go on from a checkpoint that knows these files."""
@@ -263,11 +263,8 @@ def unseal(folder: Path, *names: str) -> None:
 
 def free_name(folder: Path) -> Path:
     """The folder itself if nothing is there, else the next one: digits, digits-2, digits-3."""
-    number, found = 1, folder
-    while found.exists() and any(found.iterdir()):
-        number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
-    return found
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(found for found in chain([folder], others) if not (found.exists() and any(found.iterdir())))
 
 
 @contextmanager

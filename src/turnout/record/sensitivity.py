@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,13 @@ from turnout.core.files import append_lines, as_json_text, write_text
 from turnout.core.random import FloatArray
 from turnout.local.modifiers import Proximal
 from turnout.local.sgd import LocalSGD
-from turnout.record.ended import record_resume
-from turnout.record.retention import Models, superseded
-from turnout.record.table import Table, Turn
+from turnout.record.branch import Models, Table, Turn, superseded
+from turnout.record.signed import record_resume
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Watch
 from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
-from turnout.server.sealed import prying
+from turnout.server.privacy import prying
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
@@ -57,12 +55,7 @@ class Sensitivity(Observer):
             "everybody": True,
             "full_batches": True,
             "largest_pull": 0.0,
-            "momentum": False,
-            "clipped": False,
-            "transformed": False,
-            "client_state": False,
-            "proximal": False,
-            "other_work": False,
+            **dict.fromkeys(("momentum", "clipped", "transformed", "client_state", "proximal", "other_work"), False),
             "prying": [],
         }
         self._psi = np.zeros(0)  # [M] of every client now, where the retention asks for it
@@ -77,8 +70,7 @@ class Sensitivity(Observer):
         self.facts["other_work"] |= server.population.behaviour is not None
         self._before = server.model
         if not server.begun:
-            self._go_on()
-            self._cut_file(0)
+            self._go_on(0)
             self.models.cut_back([], {})
             self._psi = np.zeros(server.population.size)
         self.models.put(len(self.table), server.model)
@@ -99,12 +91,10 @@ class Sensitivity(Observer):
         known = all(job.result is not None and "delta" in job.result[0] for job in jobs)
         if not jobs or not known:
             return Turn(moved=float((server.model - self._before).norm()))
-        clients = np.array([job.client for job in jobs], np.int64)
-        lr = server.optimiser.lr
-        contraction = 1.0
+        clients, lr, contraction = np.array([job.client for job in jobs], np.int64), server.optimiser.lr, 1.0
         if self.settings.bound == "contracted":
             step = lr * float(weights.sum())
-            contraction = abs(1 - step) + step * self._local_contraction(jobs)
+            contraction = abs(1 - step) + step * max(map(self._local_contraction, jobs))
         return Turn.of(
             clients,
             weights,
@@ -115,11 +105,10 @@ class Sensitivity(Observer):
             groups=self.table.groups,
         )
 
-    def _local_contraction(self, jobs: Sequence[Job]) -> float:
-        """The largest (1 - lr (lambda + mu))^steps of the jobs."""
-        curvature = self.settings.strong_convexity
-        works = [(job, job.work.bind(job.options)) for job in jobs]
-        return max(abs(1 - _lr(job) * (float(work.weight_decay) + curvature)) ** job.steps for job, work in works)
+    def _local_contraction(self, job: Job) -> float:
+        """(1 - lr (lambda + mu))^steps"""
+        curvature = float(job.work.bind(job.options).weight_decay) + self.settings.strong_convexity
+        return float(abs(1 - _lr(job) * curvature) ** job.steps)
 
     def _note(self, server: Server, record: Round, jobs: list[Job], turn: Turn) -> None:
         """Whether the round was as the proof has it."""
@@ -173,16 +162,15 @@ class Sensitivity(Observer):
             self._hash.update(f"{line}\n".encode())
         self._written = len(self.table)
 
-    def on_end(self, server: Server) -> None:
-        self.on_checkpoint(server)
+    on_end = on_checkpoint
 
-    def _go_on(self) -> None:
-        if self.folder is not None:
-            record_resume(self.folder.parent)
-
-    def _cut_file(self, turns: int) -> None:
+    def _go_on(self, turns: int) -> None:
+        """Begin, or go on after so many turns: what was written after them is cut off."""
         self._written, self._hash = turns, hashlib.sha256()
-        if self.folder is not None and (path := self.folder / "table.jsonl").exists():
+        if self.folder is None:
+            return
+        record_resume(self.folder.parent)
+        if (path := self.folder / "table.jsonl").exists():
             write_text(path, "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:turns]))
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -193,9 +181,8 @@ class Sensitivity(Observer):
         return facts, {"psi": torch.as_tensor(self._psi), **self.models.save()}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self._go_on()
         self.facts, self._psi = facts["facts"], tensors.pop("psi").numpy().copy()
-        self._cut_file(facts["turns"])
+        self._go_on(facts["turns"])
         lines = read_lines(self.folder / "table.jsonl") if self.folder is not None else facts["table"]
         self._hash = hashlib.sha256("".join(lines).encode() if self.folder is not None else b"")
         if facts.get("digest", self._hash.hexdigest()) != self._hash.hexdigest():

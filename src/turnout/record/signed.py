@@ -3,18 +3,27 @@
 A line is one JSON object with sorted keys and no spaces; its `hash` is the SHA-256 of the line without it, and
 `previous` is the hash of the line before (zeros for the first). Whoever cuts off the last lines leaves a log that is
 whole in itself: keep the last hash, which every certificate names, somewhere else too.
+
+RUN/sensitivity/log.jsonl is such a log, of what a tracked run has left when it ended: an entry `ended` with a hash of
+every file that a request or a certificate may rest on, and `resumed` where the run goes on after that. The log of
+requests carries the last hash of this one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnout.core.errors import UserError
-from turnout.core.files import write_text
+from turnout.core.files import sha256, write_text
+
+if TYPE_CHECKING:
+    from turnout.record.sensitivity import Sensitivity
+
 
 Entry = dict[str, Any]
 FIRST = "0" * 64
@@ -25,9 +34,8 @@ def line_of(entry: Entry) -> str:
 
 
 def hash_of(entry: Entry) -> str:
-    return hashlib.sha256(
-        line_of({name: value for name, value in entry.items() if name != "hash"}).encode()
-    ).hexdigest()
+    without = {name: value for name, value in entry.items() if name != "hash"}
+    return hashlib.sha256(line_of(without).encode()).hexdigest()
 
 
 class AuditLog:
@@ -35,9 +43,7 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: list[Entry] = []
-        if path.exists():
-            self.entries = read(path)
+        self.entries = read(path) if path.exists() else []
 
     @property
     def head(self) -> str:
@@ -80,3 +86,51 @@ def read(path: Path) -> list[Entry]:
         previous = entry["hash"]
         entries.append(entry)
     return entries
+
+
+RECORDS = (
+    "config.toml", "plan.json", "result.json", "model.safetensors", "clients.parquet", "history/*", "jobs/*",
+    "detectors/*", "sensitivity/table.jsonl", "sensitivity/facts.json",
+)  # fmt: skip
+
+
+def log_of(home: Path) -> AuditLog:
+    """Of a run, or of a branch."""
+    return AuditLog(home / "sensitivity" / "log.jsonl")
+
+
+def files_left(home: Path) -> dict[str, str] | None:
+    """Hashes by name; None where the run has not ended, or has not ended again."""
+    entries = log_of(home).entries
+    return dict(entries[-1]["files"]) if entries and entries[-1]["event"] == "ended" else None
+
+
+def record_end(home: Path, sensitivity: Sensitivity) -> None:
+    """Log what is there. Models have the hash with which they were written."""
+    paths = sorted(path for pattern in RECORDS for path in home.glob(pattern) if not path.name.startswith("."))
+    files = {str(path.relative_to(home)): sha256(path) for path in paths}
+    models = sensitivity.models
+    for number in models.rounds:
+        path = models.path(number)
+        files[str(path.relative_to(home))] = models.digests.get(number) or sha256(path)
+    log_of(home).append("ended", 0, files=files)
+
+
+def check_resumable(home: Path) -> None:
+    """Raise where the tables or models of an ended run are not what it has left."""
+    left = files_left(home) or {}
+    for sentence in changes(home, left, skip=[name for name in left if not name.startswith("sensitivity/")]):
+        raise UserError(f"resume: {sentence}; restore the file")
+
+
+def record_resume(home: Path) -> None:
+    """Log that an ended run goes on."""
+    if files_left(home) is not None:
+        log_of(home).append("resumed", 0)
+
+
+def changes(home: Path, left: dict[str, str], skip: Collection[str] = ()) -> list[str]:
+    """A sentence for every file that is gone or another."""
+    files = {home / name: digest for name, digest in left.items() if name not in skip}
+    changed = (path for path, digest in files.items() if not (path.exists() and sha256(path) == digest))
+    return [f"{path} is {'not as the run left it when it ended' if path.exists() else 'gone'}" for path in changed]

@@ -123,17 +123,14 @@ class MLflow(Tracker):
     def on_start(self, server: Server) -> None:
         with self._sentences():
             if self.run_id is None:
-                self._begin()
+                self.run_id = self._client.create_run(self._experiment, run_name=self.run_name).info.run_id
+                options = [self._mlflow.entities.Param(name, str(value)[:6000]) for name, value in self.options.items()]
+                for first in range(0, len(options), 100):  # a request takes no more
+                    self._client.log_batch(self.run_id, params=options[first : first + 100])
             else:  # an earlier process went on after the checkpoint; its numbers are the same bits
                 known = self._client.get_metric_history(self.run_id, TIME)
                 self._done = max((metric.step for metric in known), default=-1)
                 self._client.update_run(self.run_id, status="RUNNING")
-
-    def _begin(self) -> None:
-        self.run_id = self._client.create_run(self._experiment, run_name=self.run_name).info.run_id
-        options = [self._mlflow.entities.Param(name, str(value)[:6000]) for name, value in self.options.items()]
-        for first in range(0, len(options), 100):  # a request takes no more
-            self._client.log_batch(self.run_id, params=options[first : first + 100])
 
     def track(self, number: int, row: dict[str, float]) -> None:
         if number > self._done:

@@ -16,19 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core.allowed import Range, WholeNumber
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 from turnout.record.detectors import DETECTORS, SURE, Averaging, Detector, Reading, Step
 from turnout.record.history import Table
-from turnout.server.jobs import Job
 from turnout.server.observer import Observer, Round
 from turnout.server.state import load_state, nest, save_state, unnest
 from turnout.server.updates import Updates
@@ -36,8 +36,8 @@ from turnout.server.updates import Updates
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-REPORT, EXCLUDE, DOWN_WEIGHT = RESPONSES = ("report", "exclude", "down_weight")
-_DONE = {EXCLUDE: "excluded", DOWN_WEIGHT: "down_weighted"}
+BoolArray = NDArray[np.bool_]
+_DONE = {"exclude": "excluded", "down_weight": "down_weighted"}
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,20 @@ class Screening(Spelt):
     detector suspects, by its name; `start` is the first update of a client that averaging detectors count.
     """
 
+    section: ClassVar[str] = "detectors"
     names: Sequence[str] = SURE  # which detectors look: see `turnout list detectors`
-    response: str = REPORT  # report, exclude or down_weight
+    response: Literal["report", "exclude", "down_weight"] = "report"  # what follows for suspects
     automatic: bool = False  # the response needs nobody's consent
     confirmed: Sequence[int] = ()  # clients that an operator wants to have the response
     cleared: Sequence[int] = ()  # clients that an operator has found to be honest
-    factor: float = 0.1  # of a suspect's weight, with down_weight
+    factor: Annotated[float, Range(least=0, below=1)] = 0.1  # of a suspect's weight, with down_weight
     limits: Mapping[str, float] = field(default_factory=dict)  # scores above which a detector suspects, by its name
-    start: int = 5  # first update of a client that averaging detectors count
+    start: WholeNumber = 5  # first update of a client that averaging detectors count
 
     def __post_init__(self) -> None:
         for name in (*self.names, *self.limits):
             if name not in DETECTORS:
                 raise unknown("detectors.names", name, DETECTORS)
-        if self.response not in RESPONSES:
-            raise unknown("detectors.response", self.response, RESPONSES)
-        if not 0 <= self.factor < 1:
-            raise UserError(f"detectors.factor: {self.factor} must be at least 0 and below 1")
-        self.make()
 
     def make(self) -> dict[str, Detector]:
         """New detectors, by name."""
@@ -97,8 +93,7 @@ class Watch(Observer):
                     raise UserError(f"detectors.{name}: {client} is not one of the {clients} clients")
         if server.begun and self._flags.size:
             return
-        self.records.cut_back([])
-        self.records.fill({})
+        self.records.cut_back([], {})
         self._flags, self._round = np.zeros((len(self.detectors), clients), bool), set()
         for detector in self.detectors.values():
             detector.begin(clients)
@@ -114,32 +109,29 @@ class Watch(Observer):
 
     def on_step(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         touched = self._look(server, updates)
-        if self.settings.response == REPORT or not touched.any():
+        if self.settings.response == "report" or not touched.any():
             return weights
-        left = np.where(
-            touched, weights * (self.settings.factor if self.settings.response == DOWN_WEIGHT else 0), weights
-        )
+        left = weights.copy()
+        left[touched] *= self.settings.factor if self.settings.response == "down_weight" else 0
         return left * (weights.sum() / left.sum()) if left.sum() else left
 
     def on_round(self, server: Server, record: Round) -> None:
         """Rules that publish a model of their own have no step; their updates are looked at here, too late to act."""
-        jobs = [
-            job
-            for job, weight in zip(record.jobs, record.weights.tolist(), strict=True)
-            if weight and job.name not in self._round and not job.logged and _vector(job)
-        ]
+        used = [record.jobs[row] for row in np.flatnonzero(record.weights).tolist()]
+        new = (job for job in used if job.name not in self._round and not job.logged)
+        jobs = [job for job in new if job.result is not None and "delta" in job.result[0]]
         self._round = set()
         if not jobs:
             return
-        if self.settings.response != REPORT:
+        if self.settings.response != "report":
             raise UserError(
                 f"detectors.response: {self.settings.response} acts on the weights of a step, and this algorithm has a "
                 "rule of its own; use report"
             )
         self._look(server, Updates.computed(jobs, server.version, server.model))
-        self._round = set()
+        self._round.clear()
 
-    def _look(self, server: Server, updates: Updates) -> NDArray[np.bool_]:
+    def _look(self, server: Server, updates: Updates) -> BoolArray:
         """Which of the updates have the response."""
         touched = np.isin(updates.clients, self.settings.confirmed)
         if not len(updates):
@@ -166,31 +158,20 @@ class Watch(Observer):
         return touched
 
     @staticmethod
-    def _report(server: Server, name: str, step: Step, reading: Reading, new: NDArray[np.bool_]) -> None:
+    def _report(server: Server, name: str, step: Step, reading: Reading, new: BoolArray) -> None:
         for row in np.flatnonzero(new).tolist():
-            seen = {what: float(f"{values[row]:.6g}") for what, values in reading.evidence.items()}
-            server.log(
-                "suspected",
-                client=int(step.clients[row]),
-                detector=name,
-                score=float(f"{reading.score[row]:.6g}"),
-                p_value=float(f"{reading.p_value[row]:.6g}"),
-                **seen,
-            )
+            seen = {"score": reading.score, "p_value": reading.p_value, **reading.evidence}
+            numbers = {what: float(f"{values[row]:.6g}") for what, values in seen.items()}
+            server.log("suspected", client=int(step.clients[row]), detector=name, **numbers)
 
     def _record(
-        self,
-        server: Server,
-        step: Step,
-        readings: dict[str, Reading],
-        suspected: NDArray[np.bool_],
-        touched: NDArray[np.bool_],
+        self, server: Server, step: Step, readings: dict[str, Reading], suspected: BoolArray, touched: BoolArray
     ) -> None:
         response = self.settings.response
-        waiting = "suspected" if response == REPORT else "waiting"
+        waiting = "suspected" if response == "report" else "waiting"
         decisions = np.where(suspected, waiting, "counts").astype(object)
         decisions[suspected & np.isin(step.clients, self.settings.cleared)] = "cleared"
-        if response != REPORT:
+        if response != "report":
             decisions[touched] = _DONE[response]
         uploads = step.deltas.cpu().numpy()
         columns: dict[str, Sequence[Any]] = {
@@ -210,8 +191,7 @@ class Watch(Observer):
     def on_checkpoint(self, server: Server) -> None:
         self.records.flush()
 
-    def on_end(self, server: Server) -> None:
-        self.records.flush()
+    on_end = on_checkpoint
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts: dict[str, Any] = {"segments": self.records.segments, "detectors": {}}
@@ -223,12 +203,7 @@ class Watch(Observer):
         return facts, tensors
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.records.cut_back(facts["segments"])
-        self.records.fill(facts["rows"])
+        self.records.cut_back(facts["segments"], facts["rows"])
         self._flags = tensors["flags"].numpy().copy()
         for name, detector in self.detectors.items():
             load_state(detector, facts["detectors"][name], unnest(name, tensors), "cpu")
-
-
-def _vector(job: Job) -> bool:
-    return job.result is not None and "delta" in job.result[0]

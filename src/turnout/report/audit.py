@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
@@ -11,8 +12,8 @@ import numpy as np
 
 from turnout.core.random import FloatArray
 from turnout.core.statistics import without_round_off
-from turnout.record.charts import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
-from turnout.report.blocks import Block, Chart, Grid, Words, number
+from turnout.record.views import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
+from turnout.report.blocks import Block, Chart, Grid, Words, charts, number
 from turnout.report.read import Recorded
 
 Groups = Sequence[Sequence[Recorded]]
@@ -37,16 +38,13 @@ def audit(groups: Groups, names: Sequence[str]) -> list[Block]:
     missing = sum(not run.finished for group in groups for run in group)
     if missing:
         found.append(Words(f"{missing} unfinished: the audit is added up when a run ends."))
-    heard = chart(groups, names, "heard", "clients heard so far")
     if any(done):
         found.append(_grid(done, names))
         found += _people(done[0][0]) if len(done) == len(done[0]) == 1 else []
         found += [_fairness(done, names), _ratios(done, names), *_staleness(done, names)]
-    if heard is not None:
-        found.append(Chart("Clients heard", heard, "Clients whose update has counted at least once."))
-    if any(done):
-        found += _served(done, names)
-    return found
+    heard = chart(groups, names, "heard", "clients heard so far")
+    found += charts("Clients heard", heard, "Clients whose update has counted at least once.")
+    return found + (_served(done, names) if any(done) else [])
 
 
 def _grid(groups: Groups, names: Sequence[str]) -> Grid:
@@ -111,23 +109,28 @@ def _fairness(groups: Groups, names: Sequence[str]) -> Chart:
     return Chart("Fairness", drawn, "The further below the diagonal, the more some clients counted at others' cost.")
 
 
+def _weights(run: Recorded) -> tuple[FloatArray, FloatArray]:
+    """Intended and realised, by client."""
+    meant, got = (np.asarray(run.summary["clients"][name], np.float64) for name in ("intended", "realised"))
+    return meant, got
+
+
 def lorenz(run: Recorded) -> tuple[FloatArray, FloatArray]:
     """Clients by realised / intended, least first: how much was intended for them, and realised, of all."""
-    meant, got = (np.asarray(run.summary["clients"][name], np.float64) for name in ("intended", "realised"))
+    meant, got = _weights(run)
     order = np.argsort(np.divide(got, meant, out=np.full(len(got), np.inf), where=meant > 0), kind="stable")
     x, y = (np.append(0.0, np.cumsum(values[order])) for values in (meant, got))
     return x / (x[-1] or 1.0), y / (y[-1] or 1.0)
 
 
 def _ratios(groups: Groups, names: Sequence[str]) -> Chart:
-    drawn = figure(_per_setting(groups, names, _sorted_ratios), "share of the clients", "realised / intended share")
+    def ordered(run: Recorded) -> tuple[FloatArray, FloatArray]:
+        meant, got = _weights(run)
+        ratio = np.sort((got / (got.sum() or 1.0))[meant > 0] / meant[meant > 0])
+        return np.linspace(0, 1, len(ratio)), ratio
+
+    drawn = figure(_per_setting(groups, names, ordered), "share of the clients", "realised / intended share")
     return Chart("Bias", drawn, "Clients from the one that counted least to the one that counted most; 1 is intended.")
-
-
-def _sorted_ratios(run: Recorded) -> tuple[FloatArray, FloatArray]:
-    meant, got = (np.asarray(run.summary["clients"][name], np.float64) for name in ("intended", "realised"))
-    ratio = np.sort((got / (got.sum() or 1.0))[meant > 0] / meant[meant > 0])
-    return np.linspace(0, 1, len(ratio)), ratio
 
 
 def _per_setting(
@@ -141,13 +144,11 @@ def _staleness(groups: Groups, names: Sequence[str]) -> list[Chart]:
     """Of updates that counted; nothing to see where all were fresh."""
     bars = []
     for style, (name, group) in enumerate(zip(names, groups, strict=True)):
-        total: dict[int, int] = {}
+        total: Counter[int] = Counter()
         for run in group:
-            for age, count in run.summary["audit"]["staleness"].items():
-                total[int(age)] = total.get(int(age), 0) + count
+            total.update({int(age): count for age, count in run.summary["audit"]["staleness"].items()})
         if total:
-            ages = np.array(sorted(total))
-            counts = np.array([total[age] for age in ages.tolist()])
+            ages, counts = np.array(sorted(total.items())).T
             marker = {"color": colour(style), "pattern": {"shape": "/" if style >= len(COLOURS) else ""}}
             bar = {"x": ages, "y": counts / counts.sum(), "type": "bar", "name": escape(name), "marker": marker}
             bars.append(bar)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from turnout.record.charts import Figure
+from turnout.record.views import Figure
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart; `by_rounds` is the same over rounds, where a reader may choose."""
 
     title: str
@@ -19,8 +17,7 @@ class Chart:
     by_rounds: Figure | None = None
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """A table; the first column names the rows."""
 
     headers: Sequence[str]
@@ -29,22 +26,19 @@ class Grid:
     about: str = ""
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """A paragraph."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Figures that stand out: a value, what it is, and something to compare it with."""
 
     values: Sequence[tuple[str, str, str]]
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An SVG, shown as an image: what is inside it cannot act."""
 
     title: str
@@ -52,22 +46,25 @@ class Picture:
     about: str = ""
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):
     """Text that is shown when asked for."""
 
     title: str
     text: str
 
 
-@dataclass(frozen=True)
-class Timelines:
+class Timelines(NamedTuple):
     """Timelines of runs, of which one is shown."""
 
-    runs: Sequence[dict[str, Any]] = field(default_factory=list)
+    runs: Sequence[dict[str, Any]]
 
 
 Block = Chart | Grid | Words | Facts | Picture | Folded | Timelines
+
+
+def charts(title: str, figure: Figure | None, about: str) -> list[Block]:
+    """A chart, where there is something to draw."""
+    return [] if figure is None else [Chart(title, figure, about)]
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -1,18 +1,23 @@
-"""The first sections of a page: where runs ended, what was run, how it went; and the last, what was logged."""
+"""The sections of a page: where runs ended, what was run, how it went, what it cost, what was logged."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
+import numpy as np
+
+from turnout.core.random import FloatArray
 from turnout.core.statistics import WORST_PERCENTILE
-from turnout.record import charts as curves
-from turnout.record.charts import Figure, Over
+from turnout.record import views as curves
 from turnout.record.progress import duration
+from turnout.record.views import Column, Columns, Figure, Over, axis_of, chart, colour, lines_of
 from turnout.report.audit import Groups, several
-from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, megabytes, number, span
+from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, charts, megabytes, number, span
 from turnout.report.read import Recorded, differences
+from turnout.report.timeline import ENDS, PHASES, endings
 
 _PARTS = (
     "algorithm", "sampler", "local", "model", "data", "partition", "clients", "stream", "memory", "devices", "links",
@@ -20,15 +25,6 @@ _PARTS = (
     "privacy",
 )  # fmt: skip
 _LOGGED = 200  # lines of a log
-
-
-def judged_by(groups: Groups) -> tuple[str, str] | None:
-    """Split and metric: on test data and not the loss, where there is such; None before anything was evaluated."""
-    found = curves.splits(groups[0][0].rounds())
-    if not found:
-        return None
-    split, metrics = next(iter(found.items()))
-    return split, next((name for name in metrics if name != "loss"), metrics[0])
 
 
 def _lost(run: Recorded) -> float:
@@ -43,7 +39,7 @@ def _lost(run: Recorded) -> float:
 def result(groups: Groups, names: Sequence[str]) -> list[Block]:
     """Figures of one setting, or a row for each of several."""
     table: dict[str, Callable[[Sequence[Recorded]], str]] = {}
-    judged = judged_by(groups)
+    judged = curves.telling(groups[0][0].rounds())
     if judged is not None:
         split, metric = judged
         table[f"{split} {metric}"] = lambda runs: several([run.last(f"{split}_{metric}") for run in runs])
@@ -124,7 +120,7 @@ def _plain(value: Any) -> str:
 
 def learning(groups: Groups, names: Sequence[str]) -> list[Block]:
     """Loss, metrics, worst percentile and spread: of one setting on all data it was measured on, of several on one."""
-    judged = judged_by(groups)
+    judged = curves.telling(groups[0][0].rounds())
     if judged is None:
         return [Words("Nothing has been evaluated yet.")]
     split, metric = judged
@@ -160,3 +156,82 @@ def logs(runs: Sequence[Recorded], names: Sequence[str]) -> list[Block]:
             shown = lines if left <= 0 else [*lines[:half], f"… {left:,} more …", *lines[-half:]]
             found.append(Folded(f"{name}: {len(lines):,} line{'s' * (len(lines) > 1)}", "\n".join(shown)))
     return found
+
+
+# -- what it cost ---------------------------------------------------------------------------------------------
+
+_PATTERNS = ("", "/", "x", "\\", "-", "|", ".")
+
+
+def summed(*columns: str, unit: float = 1.0) -> Column:
+    """The running sum of columns of the history; None where one is missing."""
+
+    def running(rounds: Columns) -> FloatArray | None:
+        if not all(name in rounds for name in columns):
+            return None
+        return np.asarray(np.cumsum(np.sum([np.nan_to_num(rounds[name]) for name in columns], axis=0)) / unit)
+
+    return running
+
+
+def costs(groups: Groups, names: Sequence[str]) -> list[Block]:
+    """Traffic, energy, and the clients' time that came to nothing."""
+    if len(groups) == len(groups[0]) == 1:
+        down, up = summed("bytes_down", unit=1e6), summed("bytes_up", unit=1e6)
+        traffic = lines_of(groups[0], {"to clients": down, "from clients": up}, "traffic so far (MB)")
+        spent: dict[str, Column] = {"spent": summed("energy_wh"), "of it wasted": summed("wasted_wh")}
+        energy, ways = lines_of(groups[0], spent, "energy so far (Wh)"), "both ways"
+    else:
+        traffic = chart(groups, names, summed("bytes_down", "bytes_up", unit=1e6), "traffic so far (MB)")
+        energy, ways = chart(groups, names, summed("energy_wh"), "energy so far (Wh)"), "both ways together"
+    return [
+        _grid(groups, names),
+        *charts("Traffic", traffic, f"Models sent, {ways}."),
+        *charts("Energy", energy, "Of the clients' devices."),
+        *charts("Where the clients' time went", _time_spent(groups, names), "By how the jobs ended."),
+    ]
+
+
+def _grid(groups: Groups, names: Sequence[str]) -> Grid:
+    traffic = {"traffic to clients": "bytes_down", "traffic from clients": "bytes_up"}
+    rows: dict[str, Callable[[Recorded], float | None]] = {
+        "jobs begun": lambda run: run.total("work_assigned"),
+        "work lost (jobs)": lambda run: run.total("work_lost"),
+        "seconds a round": lambda run: run.summary.get("efficiency", {}).get("round_seconds"),
+        "energy (Wh)": lambda run: run.total("energy_wh") if "energy_wh" in run.rounds() else None,
+        "energy wasted (Wh)": lambda run: run.total("wasted_wh") if "wasted_wh" in run.rounds() else None,
+    }
+    sent = [[title, *(span([run.total(name) for run in group], megabytes) for group in groups)]
+            for title, name in traffic.items()]  # fmt: skip
+    cells = [[title, *(several([value(run) for run in group]) for group in groups)] for title, value in rows.items()]
+    return Grid(["", *names], sent + [row for row in cells if set(row[1:]) != {number(None)}])
+
+
+def _time_spent(groups: Groups, names: Sequence[str]) -> Figure | None:
+    """A bar a setting: the seconds of its clients, by how jobs ended."""
+    shares = np.array([np.mean([_by_ending(run) for run in group], axis=0) for group in groups])  # [settings, ends]
+    if not shares.sum():
+        return None
+    bars = []
+    for place, end in enumerate(ENDS):
+        marker = {"color": colour(2 if place == 0 else place + 2), "pattern": {"shape": _PATTERNS[place]}}
+        bar = {"x": shares[:, place], "y": [escape(name) for name in names], "name": end, "marker": marker}
+        if shares[:, place].any():
+            bars.append({**bar, "type": "bar", "orientation": "h", "width": 0.6})
+    layout = {
+        "xaxis": axis_of("share of the clients' time", tickformat=".0%"),
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "barmode": "stack",
+        "hovermode": "closest",
+        "showlegend": True,
+        "height": max(300, 150 + 34 * len(names)),
+    }
+    return {"data": bars, "layout": layout}
+
+
+def _by_ending(run: Recorded) -> FloatArray:
+    table = run.jobs()
+    if not table:
+        return np.zeros(len(ENDS))
+    seconds = np.bincount(endings(table), sum(table[name] for name in PHASES), minlength=len(ENDS))
+    return np.asarray(seconds / (seconds.sum() or 1.0))

@@ -6,7 +6,6 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from html import escape
 from importlib import resources
@@ -21,7 +20,7 @@ from turnout.core.files import write_text
 from turnout.core.imports import missing
 from turnout.core.version import VERSION
 from turnout.record.run_folder import reseal
-from turnout.report import audit, costs, overview, panels, read, timeline
+from turnout.report import audit, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
 
@@ -88,14 +87,14 @@ def sections(groups: list[list[Recorded]], names: list[str]) -> list[Section]:
         ("curves", "Curves", overview.learning(groups, names)),
         ("timeline", "Timeline", [Timelines(lanes)] if lanes else []),
         ("audit", "Turnout audit: whose data counted", audit.audit(groups, names)),
-        ("costs", "Communication, energy, waste", costs.costs(groups, names)),
+        ("costs", "Communication, energy, waste", overview.costs(groups, names)),
         ("method", "What is special to the method", special),
         ("log", "Log", overview.logs(runs, singly)),
     ]
 
 
 def _titled(block: Block, name: str) -> Block:
-    return replace(block, title=f"{block.title} ({name})") if isinstance(block, Chart | Grid | Picture) else block
+    return block._replace(title=f"{block.title} ({name})") if isinstance(block, Chart | Grid | Picture) else block
 
 
 def _subtitle(groups: list[list[Recorded]]) -> str:

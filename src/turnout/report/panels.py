@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from html import escape
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from turnout.record.charts import Column, axis_of, lines_of
+from turnout.core.files import read_json
+from turnout.core.random import FloatArray
 from turnout.record.curves import COLOURS, GREY, INK
-from turnout.record.views import Columns
-from turnout.report.blocks import Block, Chart, Grid, Picture, Words, number
+from turnout.record.views import Column, Columns, axis_of, lines_of
+from turnout.report.blocks import Block, Chart, Grid, Picture, Words, charts, number
 from turnout.report.read import Recorded
 
 Panel = Callable[[Recorded], list[Block]]
@@ -25,11 +24,9 @@ def mixture(run: Recorded) -> list[Block]:
     shares = _numbered(run.rounds(), "mass_")
     if not shares:
         return []
-    found: list[Block] = []
     drawn = lines_of([run], {f"component {name}": f"mass_{name}" for name in shares}, "share of the samples")
-    if drawn is not None:
-        about = "How much of the data of each round's clients every component explains."
-        found.append(Chart("Mixture components", drawn, about))
+    about = "How much of the data of each round's clients every component explains."
+    found = charts("Mixture components", drawn, about)
     clients = run.clients()
     weights = _numbered(clients, "weight_")
     if weights:
@@ -49,7 +46,7 @@ def slack(run: Recorded) -> list[Block]:
     regions = _numbered(run.rounds(), "theta_")
     drawn = lines_of([run], {f"region {name}": f"theta_{name}" for name in regions}, "slack factor theta")
     about = "The share of a region's clients that bring their work to an end, as its edge estimates it."
-    return [] if drawn is None else [Chart("Slack factors", drawn, about)]
+    return charts("Slack factors", drawn, about)
 
 
 def topology(run: Recorded) -> list[Block]:
@@ -61,15 +58,13 @@ def topology(run: Recorded) -> list[Block]:
     drawn = lines_of([run], {"consensus distance": "consensus_distance"}, "sum of squared distances")
     if drawn is not None:
         drawn["layout"]["yaxis"]["type"] = "log"
-        found.append(Chart("Consensus", drawn, "How far the silos' models are from their mean."))
-    return found
+    return found + charts("Consensus", drawn, "How far the silos' models are from their mean.")
 
 
 def privacy(run: Recorded) -> list[Block]:
     """What noise has hidden so far."""
     columns: dict[str, Column] = {"central noise": "epsilon", "local noise": "local_epsilon"}
-    drawn = lines_of([run], columns, "epsilon spent")
-    found: list[Block] = [] if drawn is None else [Chart("Privacy", drawn, "A smaller epsilon hides more.")]
+    found = charts("Privacy", lines_of([run], columns, "epsilon spent"), "A smaller epsilon hides more.")
     rows = []
     for kind, facts in run.summary.get("privacy", {}).items():
         if facts.get("private"):
@@ -90,19 +85,14 @@ def streams(run: Recorded) -> list[Block]:
     np.minimum.at(low, row, jobs["samples"])
     np.maximum.at(high, row, jobs["samples"])
     stored = {"mean": np.bincount(row, jobs["samples"]) / counts, "smallest": low, "largest": high}
-    place = np.searchsorted(rounds, run.rounds()["round"])
 
-    def column(values: np.ndarray[Any, Any]) -> Column:
-        known = np.append(values, np.nan)
+    def of_rounds(values: FloatArray, table: Columns) -> FloatArray:
+        known = np.append(values, np.nan)[np.searchsorted(rounds, table["round"])]
+        return np.where(np.isin(table["round"], rounds), known, np.nan)
 
-        def aligned(table: Columns) -> np.ndarray[Any, Any]:
-            return np.where(np.isin(table["round"], rounds), known[place], np.nan)
-
-        return aligned
-
-    drawn = lines_of([run], {name: column(values) for name, values in stored.items()}, "samples in memory")
+    columns: dict[str, Column] = {name: partial(of_rounds, values) for name, values in stored.items()}
     about = "Samples that clients had when their jobs of a round began."
-    return [] if drawn is None else [Chart("Memories of the stream", drawn, about)]
+    return charts("Memories of the stream", lines_of([run], columns, "samples in memory"), about)
 
 
 def detectors(run: Recorded) -> list[Block]:
@@ -127,14 +117,16 @@ def unlearning(run: Recorded) -> list[Block]:
     if not path.exists():
         return []
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    asked = {entry["request"]: entry for entry in entries if entry["event"] == "requested"}
-    planned = {entry["request"]: entry for entry in entries if entry["event"] == "planned"}
-    done = {entry["request"]: entry for entry in entries if entry["event"] == "retrained"}
+    asked, planned, done = (
+        {entry["request"]: entry for entry in entries if entry["event"] == event}
+        for event in ("requested", "planned", "retrained")
+    )
     rows = []
     for request, entry in asked.items():
         lineage = planned.get(request, {}).get("lineage", [])
         words = "; ".join(f"branch {branch} to round {cut}" for branch, cut in lineage)
-        proof = _certificate(path.with_name(f"certificate{request}.json"))
+        certificate = path.with_name(f"certificate{request}.json")
+        proof = read_json(certificate) if certificate.exists() else {}
         clients = ", ".join(map(str, entry["clients"]))
         again = str(done[request]["rounds"]) if request in done else "not yet"
         rows.append([str(request), clients, words, again, number(proof.get("guarantee", {}).get("epsilon"))])
@@ -147,11 +139,6 @@ def unlearning(run: Recorded) -> list[Block]:
     return found
 
 
-def _certificate(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
 def _lineage(lengths: dict[int, int], kept: list[list[int]]) -> str:
     """A bar a branch: what the model of now came through is solid, the rest is cut off."""
     alive = max(lengths)
@@ -160,15 +147,13 @@ def _lineage(lengths: dict[int, int], kept: list[list[int]]) -> str:
     shapes = []
     for row, (branch, length) in enumerate(sorted(lengths.items())):
         y, solid = 26 + 44 * row, left.get(branch, 0)
-        shapes.append(f'<text x="0" y="{y + 5}" font-size="14" fill="{INK}">branch {branch}</text>')
-        shapes.append(
-            f'<line x1="90" x2="{90 + scale * length:.1f}" y1="{y}" y2="{y}" '
-            f'stroke="{GREY}" stroke-width="2" stroke-dasharray="4 4"/>'
-        )
-        shapes.append(f'<rect x="90" y="{y - 6}" width="{scale * solid:.1f}" height="12" fill="{COLOURS[0]}"/>')
-        words = escape(f"{solid} of {length} rounds")
-        place = f'x="{98 + scale * length:.1f}" y="{y + 5}"'
-        shapes.append(f'<text {place} font-size="13" fill="{INK}">{words}</text>')
+        end, dashed = 90 + scale * length, f'stroke="{GREY}" stroke-width="2" stroke-dasharray="4 4"'
+        shapes += [
+            f'<text x="0" y="{y + 5}" font-size="14" fill="{INK}">branch {branch}</text>',
+            f'<line x1="90" x2="{end:.1f}" y1="{y}" y2="{y}" {dashed}/>',
+            f'<rect x="90" y="{y - 6}" width="{scale * solid:.1f}" height="12" fill="{COLOURS[0]}"/>',
+            f'<text x="{end + 8:.1f}" y="{y + 5}" font-size="13" fill="{INK}">{solid} of {length} rounds</text>',
+        ]
     height = 12 + 44 * len(lengths)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" font-family="sans-serif">'
     return "\n".join([head, *shapes, "</svg>"])

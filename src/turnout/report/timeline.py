@@ -153,12 +153,7 @@ def _in_seconds(presence: Any, seed: int, clients: IntArray, last: float) -> Spe
     return whose[order], away[order], back[order], ""
 
 
-def share(count: int) -> int:
-    """Jobs for each of so many runs on one page."""
-    return JOBS // max(1, count)
-
-
 def timelines(runs: Sequence[Recorded], names: Sequence[str]) -> list[dict[str, Any]]:
     """Of every run that has recorded its jobs."""
-    found = (timeline(run, name, share(len(runs))) for run, name in zip(runs, names, strict=True))
+    found = (timeline(run, name, JOBS // len(runs)) for run, name in zip(runs, names, strict=True))
     return [one for one in found if one is not None]

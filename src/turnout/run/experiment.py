@@ -17,17 +17,15 @@ from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
 from turnout.record.audit import Audit, Findings
-from turnout.record.efficiency import Efficiency
-from turnout.record.ended import check_resumable, record_end
-from turnout.record.energy import Energy
+from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
-from turnout.record.log import Log
-from turnout.record.plan_file import PlanFile
+from turnout.record.log import Log, PlanFile
 from turnout.record.run_folder import RunFolder, examine, locked
 from turnout.record.sensitivity import Sensitivity, check_forgettable
+from turnout.record.signed import check_resumable, record_end
 from turnout.record.unlearning import Unlearning
 from turnout.record.views import Columns, Views
-from turnout.record.watch import REPORT, Screening, Watch
+from turnout.record.watch import Screening, Watch
 from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Observer
 from turnout.server.privacy import Privacy
@@ -74,33 +72,33 @@ class Result(Views):
 
     @property
     def measures(self) -> dict[str, float]:
-        """The last evaluation."""
+        """Give the last evaluation."""
         return self.server.measures
 
     @property
     def population(self) -> Population:
-        """The clients as this run had them: dealt by its seed, unless they had their own."""
+        """Give the clients as this run had them: dealt by its seed, unless they had their own."""
         return self.server.whole_population
 
     @property
     def model(self) -> torch.Tensor:
-        """`[P]` the final global model, flat."""
+        """Give the final global model, flat, `[P]`."""
         return self.server.output
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
+        """Give the final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
         return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.output).items()}
 
     def rounds(self) -> Columns:
-        """A row a round, as arrays by column; `frame()` is the same as a pandas data frame."""
+        """Give a row a round, as arrays by column; `frame()` is the same as a pandas data frame."""
         return self.history.rounds.read()
 
     def clients(self) -> Columns:
-        """A row a client: how it is served by what the run has left behind, as arrays by column."""
+        """Give a row a client: how it is served by what the run has left behind, as arrays by column."""
         return self.server.clients()
 
     def jobs(self) -> Columns:
-        """A row a job, as arrays by column."""
+        """Give a row a job, as arrays by column."""
         return {} if self.history.jobs is None else self.history.jobs.read()
 
     def outcome(self) -> dict[str, Any]:
@@ -108,12 +106,12 @@ class Result(Views):
 
     @property
     def nobody_heard(self) -> bool:
-        """Whether clients were to change the model, and none ever did."""
+        """Tell whether clients were to change the model, and none ever did."""
         asked = self.server.algorithm.sends_updates and self.server.stopping.rounds != 0
         return asked and not self.audit.contributions.any()
 
     def summary(self) -> dict[str, Any]:
-        """For scripts: where the run ended and what the audit found."""
+        """Sum up, for scripts, where the run ended and what the audit found."""
         server = self.server
         found: dict[str, Any] = {
             "rounds": server.version,
@@ -243,7 +241,7 @@ def _execute(
         server.observers.append(sensitivity)
     watch = None
     if experiment.screening is not None:
-        if server.privacy is not None and experiment.screening.response != REPORT:
+        if server.privacy is not None and experiment.screening.response != "report":
             raise UserError(
                 "detectors.response: with privacy.noise nobody's weight may follow from updates; use report"
             )
@@ -290,7 +288,8 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
 
 
 def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks: Sequence[str]) -> int:
-    """Returns how many rounds may have been computed and lost. `remarks` name files that are written again."""
+    """Go on from a checkpoint; return how many rounds may have been computed and lost. `remarks` name files that are
+    written again."""
     if not checkpoints.any():
         history.clear()
         server.log("restarted", why="no checkpoint had been written")

@@ -47,7 +47,7 @@ class Shadow(Spelt):
     ends: int | None = None  # round from which it acts no more; none: never
 
     def find(self, task: Task, population: Population, local: LocalSGD, seed: int, plan: Plan | None = None) -> Silence:
-        """The adversary; see `candidates`."""
+        """Find the adversary; see `candidates`."""
         found = candidates(
             task,
             population,
@@ -64,7 +64,7 @@ class Shadow(Spelt):
 
 @dataclass
 class _Gradients(FedAvg):
-    """Remembers how long everybody's update is, which is the learning rate times the sum of its gradients."""
+    """Remember how long everybody's update is, which is the learning rate times the sum of its gradients."""
 
     norms: list[FloatArray] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ class _Gradients(FedAvg):
 
 @dataclass
 class _Momenta(RobustMomentum):
-    """Remembers how long everybody's momentum is."""
+    """Remember how long everybody's momentum is."""
 
     norms: list[FloatArray] = field(default_factory=list)
 
@@ -97,8 +97,8 @@ def candidates(
     seed: int = 0,
     plan: Plan | None = None,
 ) -> list[int]:
-    """Clients for `Silence`: those `by_gradient` whose local gradients grow most between rounds `first` and `last` of
-    FedAvg, and of the others those `by_momentum` whose momenta grow most under centred clipping.
+    """Find clients for `Silence`: those `by_gradient` whose local gradients grow most between rounds `first` and `last`
+    of FedAvg, and of the others those `by_momentum` whose momenta grow most under centred clipping.
 
     Everybody takes part in both runs. `population` is the shadow's: dealt by the same law as the one attacked, with
     another seed, so that nothing of the future is known. `momentum_local` is the work of the second run, one step of
@@ -122,6 +122,6 @@ def candidates(
 
 
 def _most(growth: FloatArray, count: int, taken: IntArray) -> IntArray:
-    """The `count` largest, without those taken already."""
+    """Find the `count` largest, without those taken already."""
     order = np.argsort(-growth, kind="stable")
     return order[~np.isin(order, taken)][:count]

@@ -7,19 +7,19 @@ availability", INFOCOM 2023; Marfoq's thesis, section 2.2.4.2.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.clients.columns import column
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import WholeNumber
+from turnout.core.errors import UserError
 from turnout.sampling._sampler import FloatArray, IntArray, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-ESTIMATORS = ("oracle", "beta", "transitions")
 Prior = tuple[float, float]
 
 
@@ -41,8 +41,8 @@ class Presence(Sampler):
       pi = (1 - p0) / (2 - p0 - p1).
     """
 
-    estimator: str = "oracle"  # oracle, beta or transitions: how presence is known
-    observed: int = 0  # rounds that it has watched before the first
+    estimator: Literal["oracle", "beta", "transitions"] = "oracle"  # how presence is known
+    observed: WholeNumber = 0  # rounds that it has watched before the first
     prior: Prior = (1.0, 1.0)  # (n, m) of beta: rounds online and offline
     transition_prior: Prior = (1.0, 1.0)  # (a, b) of transitions: kept and changed
     rounds: IntArray = field(default_factory=_nothing, init=False)  # [N] watched
@@ -51,10 +51,6 @@ class Presence(Sampler):
     transitions: IntArray = field(default_factory=lambda: np.zeros((0, 2, 2), np.int64), init=False)  # [N, from, to]
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise unknown("sampler.estimator", self.estimator, ESTIMATORS)
-        if self.observed < 0:
-            raise UserError(f"sampler.observed: {self.observed} must be at least 0")
         if not (min(self.prior) >= 0 and 0 < sum(self.prior) < np.inf):
             raise UserError(f"sampler.prior: {self.prior} must be two finite numbers of at least 0, not both 0")
         if not 0 < min(self.transition_prior) <= max(self.transition_prior) < np.inf:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core import random
+from turnout.core.allowed import Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 DEFAULT_SIZE = 10  # clients a round
+
+
+@dataclass(frozen=True)
+class Whole(Range):
+    """Whole numbers of a range."""
+
+    def check(self, option: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise UserError(f"{option}: {value} must be {self}")
+        super().check(option, value)
+
+
+Size = Annotated[int, Whole(least=1, words="a whole number of at least 1")]
 
 
 @dataclass(frozen=True)
@@ -45,29 +59,43 @@ Moments = tuple[FloatArray, FloatArray, FloatArray, float, float | None]
 class Sampler(Spelt):
     """Draws are keyed by (seed, round): a scheme has no hidden state, and a resumed run draws the same."""
 
+    section: ClassVar[str] = "sampler"
     # Whether the choice follows from data or updates of clients: a class in which it does not declares False itself.
     looks_at_data: ClassVar[bool] = True
     decides_later: ClassVar[bool] = False  # whether it asks for updates only after it has seen their norms
     report: ClassVar[str] = ""  # what it wants to be told beside every update: see `turnout.local.reports`
+    depends_on: ClassVar[str] = ""  # what a draw follows from that nobody knows beforehand
 
     def sample(self, server: Server) -> Selection:
+        """Who is invited in this round."""
         raise NotImplementedError
 
-    def decide(self, server: Server, answers: Updates) -> Selection:
-        """Whose update to fetch, of those who have answered with its norm."""
-        raise NotImplementedError
+    def reports(self, server: Server) -> str:
+        """What it wants to be told beside every update."""
+        return self.report
 
-    def settled(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
-        """The updates that count, and whose they are: all answers, or those fetched after a look at their norms."""
-        if not self.decides_later:
-            return answers, chosen
-        decided = self.decide(server, answers)
-        server.cancel(np.setdiff1d(chosen.clients, decided.clients))
-        return server.fetch(decided.clients), decided
+    def invite(self, server: Server, chosen: Selection, work: LocalSGD, model: ModelChoice = None) -> float:
+        """Ask those chosen for that work, and for what the scheme wants to know; returns the seconds until all copies
+        of the model are out."""
+        work, informed = work.reporting(self.reports(server)), chosen.informed and model is None
+        server.invite(chosen.clients, work, server.current if informed else model, hold=self.decides_later)
+        return 0.0 if informed else server.push_seconds(len(chosen.clients), work)
+
+    def settle(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
+        """The updates that count, and whose they are, once a round is closed."""
+        server.cancel(chosen.clients)
+        self.observe(answers)
+        return answers, chosen
+
+    def observe(self, updates: Updates) -> None:
+        """What came back from the clients invited; for schemes that learn from it."""
 
     def moments(self, server: Server) -> Moments | None:
         """Expectation, variance and inclusion of every client, the variance of the sum of weights and the covariance
         coefficient, in closed form; None where there is none. See `statistics`."""
+        if self.depends_on:
+            name = type(self).__module__.rpartition(".")[2]
+            raise UserError(f"sampler.name: {name} depends on {self.depends_on}; it has no statistics beforehand")
         return None
 
     def statistics(self, population: Population, **options: int) -> Statistics:
@@ -79,8 +107,11 @@ class Sampler(Spelt):
 
         return statistics(self, population, **options)
 
-    def observe(self, updates: Updates) -> None:
-        """What came back from the clients invited; for schemes that learn from it."""
+    @staticmethod
+    def present(server: Server) -> IntArray:
+        """Clients that matter and are online: O(N)."""
+        clients = np.flatnonzero(server.importance)
+        return clients[server.online().contains(clients)]
 
     @staticmethod
     def hear(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
@@ -98,22 +129,11 @@ class Sampler(Spelt):
         return random.key(server.seed, "sampling", server.version)
 
 
-def check_size(clients_per_round: int) -> None:
-    """Raise unless so many clients can be drawn from a population that has them."""
-    whole = isinstance(clients_per_round, int | np.integer) and not isinstance(clients_per_round, bool)
-    if not whole or clients_per_round < 1:
-        raise UserError(f"sampler.clients_per_round: {clients_per_round} must be a whole number of at least 1")
-
-
 @dataclass
 class Limited(Sampler):
     """Draws `clients_per_round` (m) different clients: unless given, ten, or as many as there can be."""
 
-    clients_per_round: int | None = None  # none: ten, or as many as there are
-
-    def __post_init__(self) -> None:
-        if self.clients_per_round is not None:
-            check_size(self.clients_per_round)
+    clients_per_round: Size | None = None  # none: ten, or as many as there are
 
     def most(self, population: Population) -> int:
         """The largest m that this population allows."""
@@ -139,11 +159,9 @@ class Subset(Limited):
         m, everybody = self.size(server.population), server.population.mattering
         clients = server.online().sample(m, server.seed, "sampling", server.version)
         importance = server.importance
-        all_are_members = importance is server.population.base_importance
-        return Selection(
-            clients,
-            self.weigh(importance[clients], everybody if all_are_members else int(np.count_nonzero(importance))),
-        )
+        if importance is not server.population.base_importance:  # some are no members now
+            everybody = int(np.count_nonzero(importance))
+        return Selection(clients, self.weigh(importance[clients], everybody))
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         """Weights of the drawn clients, from their importance and n."""
@@ -176,6 +194,13 @@ class Independent(Limited):
         drawn = coins < chance
         drawn[drawn] = server.online().contains(matter[drawn])
         return Selection(matter[drawn], importance[drawn] / chance[drawn])
+
+
+def in_proportion(key: IntArray, shares: FloatArray, count: int) -> IntArray:
+    """So many draws with replacement, as positions: each in proportion to its share."""
+    edges = np.cumsum(shares)
+    places: IntArray = np.searchsorted(edges, random.uniform(key, count) * edges[-1], side="right")
+    return places
 
 
 def water_fill(sizes: FloatArray, total: float) -> FloatArray:

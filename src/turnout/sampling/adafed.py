@@ -7,7 +7,7 @@ aggregation weights", IEEE TNSE 2022; as a baseline in Marfoq's thesis, section 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from turnout.sampling._presence import Presence
 from turnout.sampling._sampler import Selection
@@ -21,7 +21,7 @@ class AdaFed(Presence):
     """omega_k = (alpha_k / pi_k) / sum over those online of alpha_h / pi_h. **Biased** towards clients that are often
     online, but no round takes a larger step than another."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def sample(self, server: Server) -> Selection:
         here = self.watch(server)

@@ -6,13 +6,13 @@ Goetz, Malik, Bui, Moon, Liu, Kumar, "Active federated learning", 2019.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.core import random
-from turnout.core.errors import UserError
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Moments, Sampler, Selection, check_size
+from turnout.core.allowed import NotNegative, Share
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -26,24 +26,14 @@ class AFL(Sampler):
     drawn with P(k) ~ exp(`temperature` v_k), except for a share `explore` of the places, which go to anybody. All count
     1 / m. **Biased** towards clients that fit badly, those with bad data among them."""
 
-    report: ClassVar[str] = "loss"
+    report = "loss"
+    depends_on = "the losses"
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
-    drop: float = 0.75  # share of the clients worth least that is left out
-    temperature: float = 0.01  # how strongly worth counts in the draw
-    explore: float = 0.1  # share of the places that goes to anybody
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    drop: Share = 0.75  # share of the clients worth least that is left out
+    temperature: NotNegative = 0.01  # how strongly worth counts in the draw
+    explore: Share = 0.1  # share of the places that goes to anybody
     values: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; infinite: never asked
-
-    def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
-        if not self.temperature >= 0:
-            raise UserError(f"sampler.temperature: {self.temperature} must be at least 0")
-        for name in ("drop", "explore"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")
-
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: afl depends on the losses; it has no statistics beforehand")
 
     def observe(self, updates: Updates) -> None:
         if len(updates) and len(self.values):  # before its first draw it remembers nothing
@@ -53,8 +43,7 @@ class AFL(Sampler):
     def sample(self, server: Server) -> Selection:
         if len(self.values) != server.population.size:
             self.values = np.full(server.population.size, np.inf)
-        clients = np.flatnonzero(server.importance)
-        clients = clients[server.online().contains(clients)]
+        clients = self.present(server)
         m = min(self.clients_per_round, len(clients))
         by_value = m - round(self.explore * m)
         draws = random.uniform(random.key(server.seed, "sampling afl", server.version, clients), 2)

@@ -6,7 +6,6 @@ Fraboni's thesis, section 2.3 and appendix A.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from turnout.sampling._sampler import FloatArray, Independent
 class Binomial(Independent):
     """q_i = m / n, so omega_i = (n / m) p_i for whoever is drawn."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
         if m > len(importance):

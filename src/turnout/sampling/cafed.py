@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.clients.columns import PerClient, column
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Finite, Fraction, Share
+from turnout.core.errors import UserError
 from turnout.local.answers import BatchLossReport
 from turnout.sampling._presence import Presence
-from turnout.sampling._sampler import FloatArray, IntArray, Moments, Selection
+from turnout.sampling._sampler import FloatArray, IntArray, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
-FLOORS = ("running_min", "zero", "local_optimum")
 _NOTHING = 1e-12  # a gain that is none
 
 
@@ -49,13 +49,15 @@ class CAFed(Presence):
     learns a loss of every client.
     """
 
-    bias_weight: float = 1.0  # kappa^2: large ones drop nobody, small ones many
+    depends_on = "the losses"
+
+    bias_weight: Finite = 1.0  # kappa^2: large ones drop nobody, small ones many
     batch_size: int = 32  # samples of the batch whose loss is reported
-    loss_smoothing: float = 1.0  # weight of the newest loss
-    tolerance: float = 0.0  # by which dropping a client must lessen the bound
-    floor: str = "running_min"  # of a loss: running_min, zero or local_optimum
+    loss_smoothing: Fraction = 1.0  # weight of the newest loss
+    tolerance: Finite = 0.0  # by which dropping a client must lessen the bound
+    floor: Literal["running_min", "zero", "local_optimum"] = "running_min"  # of a loss
     optima: PerClient | None = None  # of local_optimum: one, or one a client
-    max_excluded_fraction: float = 1.0  # share of the clients that may be dropped
+    max_excluded_fraction: Share = 1.0  # share of the clients that may be dropped
     renormalise: bool = True  # whether weights still sum to 1 on average
     losses: FloatArray = field(default_factory=_no_numbers, init=False)  # [N] smoothed; NaN: none yet
     lowest: FloatArray = field(default_factory=_no_numbers, init=False)  # [N] of these
@@ -63,20 +65,8 @@ class CAFed(Presence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.floor not in FLOORS:
-            raise unknown("sampler.floor", self.floor, FLOORS)
         if (self.floor == "local_optimum") != (self.optima is not None):
             raise UserError(f"sampler.optima: floor {self.floor}; local_optimum needs them, the others do not")
-        if not 0 < self.loss_smoothing <= 1:
-            raise UserError(f"sampler.loss_smoothing: {self.loss_smoothing} must be above 0 and at most 1")
-        if not 0 <= self.max_excluded_fraction <= 1:
-            raise UserError(f"sampler.max_excluded_fraction: {self.max_excluded_fraction} must be between 0 and 1")
-        for name in ("bias_weight", "tolerance"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise UserError(f"sampler.{name}: {getattr(self, name)} must be at least 0 and finite")
-
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: cafed depends on the losses; it has no statistics beforehand")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

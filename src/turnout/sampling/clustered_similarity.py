@@ -7,22 +7,18 @@ in federated learning", ICML 2021 (algorithm 3); Fraboni's thesis, section 3.4.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.errors import unknown
 from turnout.sampling._clusters import Allocation, Clustered, fill_rows, own_rows
 from turnout.sampling._sampler import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
     from turnout.server.updates import Updates
-
-DISTANCES = ("arccos", "l2", "l1")
-TREES = ("profile", "condensed")
 
 
 @dataclass
@@ -34,18 +30,11 @@ class ClusteredSimilarity(Clustered):
     distances (`profile`, as the authors ran it) or over the distances themselves (`condensed`).
     """
 
-    distance: str = "arccos"  # of two updates: arccos, l2 or l1
-    tree: str = "profile"  # profile: over rows of distances; condensed: over distances
+    distance: Literal["arccos", "l2", "l1"] = "arccos"  # of two updates
+    tree: Literal["profile", "condensed"] = "profile"  # profile: over rows of distances; condensed: over distances
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)  # [n, P] last update of each client
     lengths: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [n] of these
     distances: FloatArray = field(default_factory=lambda: np.zeros((0, 0)), init=False)  # [n, n]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.distance not in DISTANCES:
-            raise unknown("sampler.distance", self.distance, DISTANCES)
-        if self.tree not in TREES:
-            raise unknown("sampler.tree", self.tree, TREES)
 
     def observe(self, updates: Updates) -> None:
         """Remember what the clients sent, and how far it is from everybody else's."""
@@ -86,43 +75,25 @@ class ClusteredSimilarity(Clustered):
         _, left = own_rows(server.importance, self.clients_per_round)
         clients = np.argsort(rank)
         clients = clients[left[clients] > 0]
-        groups = [clients[group] for group in _cut(self._tree(clients), left[clients])] if len(clients) else []
+        groups = self._branches(clients, left[clients]) if len(clients) > 1 else [clients] * len(clients)
         return fill_rows(server.importance, self.clients_per_round, groups, rank)
 
-    def _tree(self, clients: IntArray) -> FloatArray:
-        """`[t - 1, 4]` which two branches meet, and where."""
-        from scipy.cluster.hierarchy import linkage
+    def _branches(self, clients: IntArray, masses: FloatArray) -> list[IntArray]:
+        """The branches of the clients' tree that weigh at most a row, from the root down."""
+        from scipy.cluster.hierarchy import linkage, to_tree
         from scipy.spatial.distance import squareform
 
-        if len(clients) < 2:
-            return np.zeros((0, 4))
         between = self.distances[np.ix_(clients, clients)]
         if self.tree == "profile":
             squares = np.square(between).sum(1)
             between = np.sqrt(np.maximum(squares[:, None] + squares - 2 * between @ between.T, 0))
             np.fill_diagonal(between, 0)
-        return np.asarray(linkage(squareform(between, checks=False), "ward"))
-
-
-def _cut(tree: FloatArray, masses: FloatArray) -> list[IntArray]:
-    """Branches that weigh at most a row, from the root down; as positions."""
-    leaves = len(masses)
-    weight = np.concatenate([masses, np.zeros(len(tree))])
-    children = tree[:, :2].astype(np.int64)
-    for node, (one, other) in enumerate(children.tolist(), leaves):
-        weight[node] = weight[one] + weight[other]
-    groups, waiting = [], [len(weight) - 1]
-    while waiting:
-        node = waiting.pop()
-        if node >= leaves and weight[node] > 1 + 1e-9:
-            waiting += children[node - leaves].tolist()
-            continue
-        found, below = [], [node]
-        while below:
-            place = below.pop()
-            if place < leaves:
-                found.append(place)
+        groups, waiting = [], [to_tree(linkage(squareform(between, checks=False), "ward"))]
+        while waiting:
+            node = waiting.pop()
+            leaves = np.sort(node.pre_order())
+            if len(leaves) > 1 and masses[leaves].sum() > 1 + 1e-9:
+                waiting += [branch for branch in (node.left, node.right) if branch is not None]
             else:
-                below += children[place - leaves].tolist()
-        groups.append(np.sort(np.array(found, np.int64)))
-    return groups
+                groups.append(clients[leaves])
+        return groups

@@ -7,7 +7,7 @@ in federated learning", ICML 2021 (algorithm 2); Fraboni's thesis, section 3.3.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class ClusteredSize(Clustered):
     """Clients are laid end to end by importance, the largest first, ties in random order, and cut into m rows; one is
     drawn from each row."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def allocate(self, server: Server) -> Allocation:
         importance = server.importance

@@ -7,13 +7,13 @@ constraints", IEEE JSTSP 2023; as a baseline in Marfoq's thesis, section 2.2.6.1
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout.core.errors import UserError
+from turnout.core.allowed import Fraction
 from turnout.sampling._presence import Presence
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -27,17 +27,11 @@ class F3AST(Presence):
     `smoothing` is beta, one over the number of rounds in the paper; r begins as the availability known beforehand.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
-    smoothing: float = 0.005  # beta: share of the newest round in the rates
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    smoothing: Fraction = 0.005  # beta: share of the newest round in the rates
     rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.clients_per_round)
-        if not 0 < self.smoothing <= 1:
-            raise UserError(f"sampler.smoothing: {self.smoothing} must be above 0 and at most 1")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

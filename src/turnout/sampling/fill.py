@@ -6,7 +6,7 @@ McMahan et al., AISTATS 2017. Exactly `uniform` with a server learning rate of m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Fill(Subset):
     """omega_i = p_i for the drawn clients; E[omega_i] = (m / n) p_i. **Biased low**, in proportion."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 class Full(Sampler):
     """omega_i = p_i for every client that is online: no variance, unbiased while everybody answers."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance
         return importance, np.zeros(len(importance)), (importance > 0).astype(np.float64), 0.0, 0.0
 
     def sample(self, server: Server) -> Selection:
-        clients = np.flatnonzero(server.importance)
-        clients = clients[server.online().contains(clients)]
+        clients = self.present(server)
         return Selection(clients, server.importance[clients])

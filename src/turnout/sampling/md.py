@@ -6,13 +6,12 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020 (schem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout.core import random
 from turnout.core.errors import check_room
-from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, Size, in_proportion
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -25,12 +24,9 @@ class MD(Sampler):
     A client drawn twice trains once and counts twice. Draws of clients that are offline are drawn again.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
-    clients_per_round: int = DEFAULT_SIZE  # draws of a round
-
-    def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
+    clients_per_round: Size = DEFAULT_SIZE  # draws of a round
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance
@@ -55,9 +51,8 @@ class MD(Sampler):
 
     def _draw(self, server: Server, ids: IntArray, count: int) -> IntArray:
         """Draws with probability proportional to importance."""
-        edges = np.cumsum(server.importance[ids])
-        if not len(ids) or not edges[-1] > 0:
+        importance = server.importance[ids]
+        if not importance.any():
             return np.zeros(0, np.int64)
-        places = np.searchsorted(edges, random.uniform(self.key(server), count) * edges[-1], side="right")
-        drawn: IntArray = ids[places]
+        drawn: IntArray = ids[in_proportion(self.key(server), importance, count)]
         return drawn

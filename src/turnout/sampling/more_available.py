@@ -6,10 +6,11 @@ Marfoq's thesis, section 2.2.6.1 (a baseline of Rodio et al., INFOCOM 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from turnout.core.allowed import Share
 from turnout.core.errors import UserError
 from turnout.sampling._presence import Weighted
 from turnout.sampling._sampler import FloatArray
@@ -26,15 +27,10 @@ class MoreAvailable(Weighted):
     is the paper, whose steps are shorter for it.
     """
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
-    threshold: float = 0.5  # share of the rounds online from which a client counts
+    threshold: Share = 0.5  # share of the rounds online from which a client counts
     renormalise: bool = True  # whether weights still sum to 1 on average
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold <= 1:
-            raise UserError(f"sampler.threshold: {self.threshold} must be between 0 and 1")
 
     def begin(self, server: Server) -> None:
         super().begin(server)

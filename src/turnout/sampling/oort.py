@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.core import random
-from turnout.core.errors import UserError, check_seconds
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, check_size
+from turnout.core.allowed import NotNegative, Seconds, Share
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -33,30 +33,19 @@ class Oort(Sampler):
     `decay` a round and at least `least_explore`, goes to clients never tried. All count 1 / m. **Biased**.
     """
 
-    report: ClassVar[str] = "loss"
+    report = "loss"
+    depends_on = "losses and times"
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
-    explore: float = 0.9  # share of the places for clients never tried
-    decay: float = 0.98  # factor of that share from round to round
-    least_explore: float = 0.2  # share that always explores
-    cutoff: float = 0.95  # share of the utility that is just good enough
-    preferred_seconds: float | None = None  # of a job; none: the median of all
-    penalty: float = 2.0  # power by which slower clients lose utility
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    explore: Share = 0.9  # share of the places for clients never tried
+    decay: Share = 0.98  # factor of that share from round to round
+    least_explore: Share = 0.2  # share that always explores
+    cutoff: Share = 0.95  # share of the utility that is just good enough
+    preferred_seconds: Seconds | None = None  # of a job; none: the median of all
+    penalty: NotNegative = 2.0  # power by which slower clients lose utility
     losses: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] n_k |loss_k|
     seconds: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] t_k
     last: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] round; 0: never tried
-
-    def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
-        for name in ("explore", "decay", "least_explore", "cutoff"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"sampler.{name}: {getattr(self, name)} must be from 0 to 1")
-        if not self.penalty >= 0:
-            raise UserError(f"sampler.penalty: {self.penalty} must be at least 0")
-        check_seconds("sampler.preferred_seconds", self.preferred_seconds)
-
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: oort depends on losses and times; it has no statistics beforehand")
 
     def observe(self, updates: Updates) -> None:
         if len(updates) and len(self.losses):  # before its first draw it remembers nothing
@@ -75,8 +64,7 @@ class Oort(Sampler):
         if len(self.last) != server.population.size:
             self.losses, self.seconds = np.zeros(server.population.size), np.zeros(server.population.size)
             self.last = np.zeros(server.population.size, np.int64)
-        clients = np.flatnonzero(server.importance)
-        clients = clients[server.online().contains(clients)]
+        clients = self.present(server)
         tried = self.last[clients] > 0
         known, new = clients[tried], clients[~tried]
         m = min(self.clients_per_round, len(clients))

@@ -6,13 +6,12 @@ Chen, Horvath, Richtarik, "Optimal client sampling for federated learning", TMLR
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnout.core import random
-from turnout.core.errors import UserError
-from turnout.sampling._sampler import DEFAULT_SIZE, Moments, Sampler, Selection, check_size, water_fill
+from turnout.sampling._sampler import DEFAULT_SIZE, Sampler, Selection, Size, water_fill
 from turnout.sampling.full import Full
 
 if TYPE_CHECKING:
@@ -28,20 +27,21 @@ class Optimal(Sampler):
     It saves uploads, not work, and needs norms of individual updates: not for secure aggregation.
     """
 
-    decides_later: ClassVar[bool] = True
+    decides_later = True
+    depends_on = "the updates"
 
-    clients_per_round: int = DEFAULT_SIZE  # updates asked for in a round, on average
-
-    def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
+    clients_per_round: Size = DEFAULT_SIZE  # updates asked for in a round, on average
 
     def sample(self, server: Server) -> Selection:
         return Full().sample(server)
 
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: what optimal does depends on the updates; it has no statistics beforehand")
+    def settle(self, server: Server, chosen: Selection, answers: Updates) -> tuple[Updates, Selection]:
+        decided = self.decide(server, answers)
+        server.cancel(np.setdiff1d(chosen.clients, decided.clients))
+        return super().settle(server, decided, server.fetch(decided.clients))
 
     def decide(self, server: Server, answers: Updates) -> Selection:
+        """Whose update to fetch, of those who have answered with its norm."""
         m = self.clients_per_round
         importance = server.importance[answers.clients]
         norms = np.nan_to_num(answers.norms().double().cpu().numpy(), nan=0.0, posinf=0.0)

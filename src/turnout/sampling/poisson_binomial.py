@@ -6,7 +6,7 @@ Fraboni's thesis, section 2.3 and appendix A.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from turnout.core.errors import UserError
 from turnout.sampling._sampler import FloatArray, Independent, water_fill
@@ -20,7 +20,7 @@ class PoissonBinomial(Independent):
     """q_i = m p_i, so omega_i = 1 / m for whoever is drawn. It needs m p_i <= 1; with `cap` larger ones are 1 and the
     others share the rest."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     cap: bool = False  # whether probabilities above 1 are cut, the others sharing the rest
 

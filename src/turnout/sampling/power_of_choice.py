@@ -14,7 +14,7 @@ import numpy as np
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.local.answers import LossReport
-from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, check_size
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Sampler, Selection, Size
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -27,17 +27,15 @@ class PowerOfChoice(Sampler):
     badly: faster at first, and to another optimum. The reports cost the time of an answer, and a download that those
     who train do not need again."""
 
-    clients_per_round: int = DEFAULT_SIZE  # clients invited in a round
+    depends_on = "the losses"
+
+    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
     candidates: int = 20  # clients that report their loss
 
     def __post_init__(self) -> None:
-        check_size(self.clients_per_round)
         if not 1 <= self.clients_per_round <= self.candidates:
             given = self.clients_per_round
             raise UserError(f"sampler.clients_per_round: {given} must be from 1 to the {self.candidates} candidates")
-
-    def moments(self, server: Server) -> Moments:
-        raise UserError("sampler.name: power_of_choice depends on the losses; it has no statistics beforehand")
 
     def sample(self, server: Server) -> Selection:
         asked = self.draw(server)
@@ -48,8 +46,7 @@ class PowerOfChoice(Sampler):
 
     def draw(self, server: Server) -> IntArray:
         """The candidates: the largest of u_i^(1 / p_i) are a draw in proportion to p_i."""
-        matter = np.flatnonzero(server.importance)
-        matter = matter[server.online().contains(matter)]
+        matter = self.present(server)
         chances = random.uniform(random.key(server.seed, "sampling candidate", server.version, matter), 1)[:, 0]
         score = np.log(np.maximum(chances, 2.0**-54)) / server.importance[matter]
         return np.sort(matter[np.argsort(-score, kind="stable")[: self.candidates]])

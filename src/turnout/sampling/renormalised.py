@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from turnout.sampling._sampler import FloatArray, Subset
 
@@ -12,7 +11,7 @@ from turnout.sampling._sampler import FloatArray, Subset
 class Renormalised(Subset):
     """omega_i = p_i / sum over the drawn of p_j. **Biased**: E[omega] is not p unless all p are equal."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def weigh(self, importance: FloatArray, candidates: int) -> FloatArray:
         return importance / importance.sum() if len(importance) else importance

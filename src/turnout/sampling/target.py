@@ -6,7 +6,7 @@ Fraboni et al., "Clustered sampling", ICML 2021, section 6 ("target"): the ideal
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Target(Clustered):
     """`groups` names the group of each client (their regions, unless given); one client is drawn from each of m rows,
     and a row holds clients of one group as far as the groups' importance allows."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     groups: list[int] | None = None  # that of each client; none: their regions
 

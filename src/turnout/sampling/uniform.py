@@ -6,7 +6,7 @@ Li et al., "On the convergence of FedAvg on non-iid data", ICLR 2020 (scheme II)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Uniform(Subset):
     """omega_i = (n / m) p_i for the m drawn clients: E[omega_i] = p_i, but the weights sum to 1 only on average."""
 
-    looks_at_data: ClassVar[bool] = False
+    looks_at_data = False
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance

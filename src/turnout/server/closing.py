@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from turnout.core.errors import UserError, check_positive, check_seconds, unknown
+from turnout.core.allowed import Count, OneOf, Positive, Seconds
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 from turnout.server.durations import Durations
@@ -26,22 +27,21 @@ LONGEST = 1e9  # seconds
 class Wait(Spelt):
     """Say when a round closes."""
 
+    section: ClassVar[str] = "wait"
+
 
 @dataclass(frozen=True)
 class Answers(Wait):
     """Close a round when everybody invited has answered or failed, or earlier."""
 
-    deadline: float | None = None  # seconds from when the models are out; none: no limit
-    count: int | None = None  # answers that close a round; none: all. Invite more than are needed
+    deadline: Seconds | None = None  # seconds from when the models are out; none: no limit
+    count: Count | None = None  # answers that close a round; none: all. Invite more than are needed
     for_crashed: bool = False  # whether to wait until the deadline for clients known to have failed
-    retry: float = 1.0  # seconds that a round takes which finds nobody online
+    retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
 
     def __post_init__(self) -> None:
-        check_positive("wait.count", self.count)
-        for name in ("deadline", "retry"):
-            check_seconds(f"wait.{name}", getattr(self, name))
         if self.for_crashed and self.deadline is None:
-            raise UserError("wait.for_crashed: it needs wait.deadline, or the wait never ends")
+            raise UserError("wait.for_crashed: it needs a deadline, or the wait never ends")
 
     def gather(self, server: Server, invited: int, distribution: float = 0.0) -> Updates:
         """Return what arrives from so many invited clients, whose models take `distribution` seconds to go out."""
@@ -59,11 +59,11 @@ class Arriving(Wait):
     """Close a round by what arrives, of clients that never wait for one another."""
 
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
-        """The policy of round `version`, with at most so many clients at work."""
+        """Give the policy of round `version`, with at most so many clients at work."""
         raise NotImplementedError
 
     def naive(self, server: Server, updates: Updates) -> FloatArray:
-        """`[k]` weights that ignore who answers how often."""
+        """Weigh updates `[k]` without regard to who answers how often."""
         raise NotImplementedError
 
     def check(self, concurrency: int | None) -> None:
@@ -85,14 +85,9 @@ class EachArrival(Arriving):
 class Window(Arriving):
     """Close a round every so many seconds, whatever has arrived (FedFix)."""
 
-    seconds: float | None = None  # of a window; none: half of the slowest client's mean duration
-    growth: float = 1.0  # how much longer each window is than the one before
-    limit: float | None = None  # seconds that a window lasts at most
-
-    def __post_init__(self) -> None:
-        check_positive("wait.growth", self.growth)
-        for name in ("seconds", "limit"):
-            check_seconds(f"wait.{name}", getattr(self, name))
+    seconds: Seconds | None = None  # of a window; none: half of the slowest client's mean duration
+    growth: Positive = 1.0  # how much longer each window is than the one before
+    limit: Seconds | None = None  # that a window lasts at most
 
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
         first, tick = self.seconds or float(durations.mean.max()) / 2, 1 / durations.population.ticks_per_second
@@ -108,15 +103,9 @@ class Window(Arriving):
 class Buffer(Arriving):
     """Close a round when so many updates are in (FedBuff)."""
 
-    size: int | None = None  # updates of a flush; none: ten, or as many as can wait where that is fewer
-    mode: str = "wait"  # wait: clients wait for the flush; restart: they begin again at once
-    divisor: float | None = None  # of naive weights; none: the size
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise unknown("wait.mode", self.mode, MODES)
-        for name in ("size", "divisor"):
-            check_positive(f"wait.{name}", getattr(self, name))
+    size: Count | None = None  # updates of a flush; none: ten, or as many as can wait where that is fewer
+    mode: Annotated[str, OneOf(MODES)] = "wait"  # wait: clients wait for the flush; restart: they begin again at once
+    divisor: Positive | None = None  # of naive weights; none: the size
 
     def check(self, concurrency: int | None) -> None:
         if concurrency is not None and self.mode == "restart":
@@ -125,7 +114,7 @@ class Buffer(Arriving):
             raise UserError(f"wait.size: {self.size} waiting clients, but only {concurrency} work at once")
 
     def filled(self, clients: int, concurrency: int | None = None) -> int:
-        """The updates of a flush, with so many clients."""
+        """Count the updates of a flush, with so many clients."""
         if self.size is None:
             return DEFAULT_SIZE if self.mode == "restart" else min(DEFAULT_SIZE, clients, concurrency or clients)
         if self.mode == "wait" and self.size > clients:

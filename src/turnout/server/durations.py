@@ -11,18 +11,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from turnout.clients.fates import to_ticks
 from turnout.clients.population import Population
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 
-FOREVER = 1 << 60  # ticks
 _CERTAIN = 1e-12  # a survival below this adds nothing
 _MOST_WINDOWS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Durations:
-    """Of one local work at every client; what happens to a job (crash, absence) is not its duration."""
+    """Tell how long one local work takes at every client; what happens to a job (crash, absence) is another matter."""
 
     population: Population
     steps: IntArray  # [N] of a job
@@ -40,28 +40,27 @@ class Durations:
 
     @property
     def reliable(self) -> bool:
-        """Whether every job ends with an update, and nothing but its own duration delays it."""
+        """Tell whether every job ends with an update, and nothing but its own duration delays it."""
         return self.population.reliable
 
     @property
     def fixed(self) -> bool:
-        """Whether all jobs of a client take the same time."""
+        """Tell whether all jobs of a client take the same time."""
         return self.population.devices.each == "client"
 
     def ticks(self, job: int) -> IntArray:
-        """`[N]` ticks of every client's job of that number."""
+        """Count the ticks `[N]` of every client's job of that number."""
         seconds = self.down + self.compute(job) + self.up
-        ticks = np.minimum(seconds * self.population.ticks_per_second, FOREVER)
-        return np.maximum(1, np.rint(ticks).astype(np.int64))
+        return np.maximum(1, to_ticks(seconds, self.population.ticks_per_second))
 
     def compute(self, job: int) -> FloatArray:
-        """`[N]` seconds of training."""
+        """Draw the seconds `[N]` of training."""
         people = self.population
         return people.devices.seconds(people.seed, people.ids, job, *self.busy)
 
     @cached_property
     def mean(self) -> FloatArray:
-        """`[N]` expected seconds, tau_i."""
+        """Compute expected seconds `[N]`, tau_i."""
         people = self.population
         if self.fixed:
             return self.ticks(0) / people.ticks_per_second
@@ -70,11 +69,11 @@ class Durations:
 
     @property
     def speed(self) -> FloatArray:
-        """`[N]` samples a second."""
+        """Compute the samples a second `[N]`."""
         return self.samples / np.maximum(self.mean - self.down - self.up, 1e-12)
 
     def mean_windows(self, window: float) -> FloatArray:
-        """`[N]` E[ceil(T_i / window)]: the windows a job takes. An end exactly at a close counts for that window.
+        """Compute E[ceil(T_i / window)] `[N]`: the windows a job takes. An end exactly at a close counts for it.
 
         In integers where jobs take the same time, else by E[ceil(X)] = sum over k >= 0 of P(X > k).
         """

@@ -1,15 +1,17 @@
-"""Jobs in flight: whose they are, and when each ends."""
+"""Jobs in flight: whose they are, when each ends, and a wait for them."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from turnout.core.errors import UserError
 from turnout.core.random import IntArray
-from turnout.server.jobs import NOT_KNOWN, Crew, Job
+from turnout.server.jobs import ARRIVED, NOT_KNOWN, Crew, Job, together
 
 End = tuple[int, int, int]  # tick, client, job number
 
@@ -95,9 +97,9 @@ class Flight:
 
     def _add(self, jobs: Sequence[Job]) -> None:
         self._jobs |= {job.client: job for job in jobs}
-        self.learnt += sum([job.heard for job in jobs])
+        self.learnt += sum([job.learnt for job in jobs])
         self.standing += sum([job.again for job in jobs])
-        ends = [(job.ends_at, job.client, job.number) for job in jobs if job.heard and job.ends_at != NOT_KNOWN]
+        ends = [(job.ends_at, job.client, job.number) for job in jobs if job.learnt and job.ends_at != NOT_KNOWN]
         self._queue.add(ends)
 
     def leave(self, jobs: Sequence[Job]) -> None:
@@ -106,19 +108,19 @@ class Flight:
         for job in jobs:
             del in_flight[job.client]
             self.busy[job.client] = False
-        self.learnt -= sum([job.heard for job in jobs])
+        self.learnt -= sum([job.learnt for job in jobs])
         self.standing -= sum([job.again for job in jobs])
 
     def take_whole(self, most: int | None, close: int | None) -> Crew | None:
         """Remove the crew, in order of arrival, if it has at most so many jobs and the last ends by tick `close`."""
-        crew = self.crew
-        if crew is None or crew.columns is None or (most is not None and most < len(crew)):
+        crew = together(self.crew or ())
+        if crew is None or (most is not None and most < len(crew)):
             return None
-        columns = crew.columns.in_order_of_arrival()
-        if close is not None and columns.ends_at[-1] > close:
+        if close is not None and crew.ends_at.max() > close:
             return None
-        crew.columns, self.crew = columns, None
-        self.busy[columns.client] = False
+        crew.sort()
+        self.crew = None
+        self.busy[crew.client] = False
         return crew
 
     def take_ended(self, most: int, close: int | None) -> list[Job]:
@@ -129,3 +131,83 @@ class Flight:
             for _, client, number in self._queue.take(most, close)
             if (job := in_flight.get(client)) is not None and job.number == number
         ]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Count what one wait is for, until `count` updates are in, at most until tick `close`; see `Server.wait`."""
+
+    count: int | None  # None: as many as come
+    of: set[int] | None  # the clients counted and returned; None: all
+    close: int | None  # ticks; None: there is no limit
+    ready: int = 0  # updates in the inbox
+    expected: int = 0  # jobs in flight
+    alive: int = 0  # of these, whose end will be known
+
+    # -- what is counted --------------------------------------------------------------------------------------
+
+    def begin(self, flight: Flight, inbox: list[Job]) -> None:
+        """Count what is there already."""
+        in_flight = flight.jobs
+        if self.of is None:
+            self.ready, self.expected, self.alive, standing = len(inbox), len(in_flight), flight.learnt, flight.standing
+        else:
+            awaited = [in_flight[client] for client in self.of if client in in_flight]
+            self.ready = sum(job.client in self.of for job in inbox)
+            self.expected, self.alive = len(awaited), sum(job.learnt for job in awaited)
+            standing = sum(job.again for job in awaited)
+        if standing and self.count is None and self.close is None:
+            raise UserError("wait: a standing invitation never ends; say how many updates or how long to wait for")
+
+    def add_begun(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if self.of is None or job.client in self.of:
+                self.expected, self.alive = self.expected + 1, self.alive + job.learnt
+
+    def add_ended(self, jobs: Sequence[Job]) -> None:
+        if self.of is not None:
+            jobs = [job for job in jobs if job.client in self.of]
+        self.ready += [job.outcome for job in jobs].count(ARRIVED)
+        self.expected, self.alive = self.expected - len(jobs), self.alive - len(jobs)
+
+    # -- when it is enough ------------------------------------------------------------------------------------
+
+    @property
+    def timer(self) -> bool:
+        """Tell whether time alone ends it."""
+        return self.count is None and self.close is not None
+
+    def enough(self) -> bool:
+        return self.count is not None and self.ready >= self.count
+
+    def in_vain(self) -> bool:
+        """Tell whether nobody can still answer; raise where that is never learnt."""
+        if not self.expected and not self.timer:
+            return True
+        if self.close is None and not self.alive:
+            raise UserError(
+                f"wait: {self.expected} jobs will never be heard of again; "
+                "set population.detection to oracle or heartbeat, or give the wait a time limit"
+            )
+        return False
+
+    def least(self, queued: int) -> int:
+        """Bound from below how many jobs must end before it is over, where `queued` ends are known."""
+        left = self.alive if self.close is None else queued if self.count is None else self.expected
+        return left if self.count is None else min(left, self.count - self.ready)
+
+    # -- what is returned -------------------------------------------------------------------------------------
+
+    def take(self, waiting: list[Job], most: int | None = None) -> list[Job]:
+        """Remove the first jobs that are counted from the list, at most so many."""
+        if self.of is None:
+            first = waiting[:most]
+            del waiting[: len(first)]
+            return first
+        taken: list[Job] = []
+        left: list[Job] = []
+        for job in waiting:
+            fits = job.client in self.of and (most is None or len(taken) < most)
+            (taken if fits else left).append(job)
+        waiting[:] = left
+        return taken

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.clients import fates
 from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 
-ARRIVED, CRASHED, OFFLINE, LEFT, CANCELLED = "arrived", "crashed", "offline", "left", "cancelled"
+ARRIVED, CRASHED, OFFLINE, LEFT = fates.ARRIVED, fates.CRASHED, fates.OFFLINE, fates.LEFT
+CANCELLED = "cancelled"
 SILENCED = "silenced"  # by an adversary
 REJECTED = "rejected"  # a real client's answer that is not what was asked for
 NOT_KNOWN = -1  # the end of a job of which nothing has been heard
@@ -41,7 +43,7 @@ class Job:
     bytes: tuple[int, int]  # down, up
     done: float = 0.0  # share of the local work done before this job began
     progress: float = 1.0  # share of the local work done at the end
-    heard: bool = True  # whether the server learns of the end at all
+    learnt: bool = True  # whether the server learns of the end at all
     hold: bool = False  # the vectors stay with the client until fetched
     again: bool = False  # a standing invitation
     sent: bool = True  # a model was sent for it; False: the client went on from what it had
@@ -68,17 +70,33 @@ class Costs(NamedTuple):
     rows: list[tuple[int, int, int, tuple[float, float, float]]]  # the same, to look up one by one
 
 
-class Columns(NamedTuple):
-    """Jobs of one invitation of which all is known beforehand: what they share, and what each has of its own."""
+@dataclass(eq=False, repr=False)
+class Crew(Sequence[Job]):
+    """Jobs of one invitation of which all is known beforehand, kept as columns; in order of arrival once they have
+    arrived. Whoever looks at one of them makes objects of them all, and from then on those are what counts."""
 
     work: LocalSGD
-    received: Tensor
+    received: Tensor  # [P] the model all started from
     version: int
     sent_at: int
     costs: Costs
-    client: IntArray
-    number: IntArray
-    ends_at: IntArray
+    client: IntArray  # [k]
+    number: IntArray  # [k]
+    ends_at: IntArray  # [k]
+    together: bool = True  # nobody has looked
+    block: Block | None = None  # what they brought, row by row
+    used: bool = False
+    logged: bool = False
+    _jobs: list[Job] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.jobs[row]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
 
     @property
     def samples(self) -> IntArray:
@@ -90,66 +108,45 @@ class Columns(NamedTuple):
 
     @property
     def seconds(self) -> FloatArray:
-        """`[k, 3]`"""
+        """Look up download, compute and upload, `[k, 3]`."""
         return self.costs.seconds[self.client]
 
     @property
     def bytes(self) -> tuple[int, int]:
         return self.costs.bytes
 
-    def in_order_of_arrival(self) -> Columns:
+    def sort(self) -> None:
+        """Put them in order of (arrival, client)."""
         order = np.lexsort((self.client, self.ends_at))
-        return Columns(*self[:5], self.client[order], self.number[order], self.ends_at[order])
-
-    def jobs(self) -> list[Job]:
-        work, received, version, begin, size = self.work, self.received, self.version, self.sent_at, self.bytes
-        own = (self.client, self.number, self.ends_at, self.samples, self.steps, self.seconds)
-        rows = zip(*(column.tolist() for column in own), strict=True)
-        return [
-            Job(i, n, version, received, work, {}, n, begin, begin, end, ARRIVED, samples, steps, tuple(seconds), size)
-            for i, n, end, samples, steps, seconds in rows
-        ]
-
-
-class Crew(Sequence[Job]):
-    """Jobs that began together and stay together, as columns; in order of arrival once they have arrived. Whoever looks
-    at one of them makes objects of them all, and from then on those are what counts."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns: Columns | None = columns
-        self.block: Block | None = None  # what they brought, row by row
-        self.used = self.logged = False
-        self._jobs: list[Job] = []
-
-    def __len__(self) -> int:
-        return len(self._jobs) if self.columns is None else len(self.columns.client)
-
-    def __getitem__(self, row: Any) -> Any:
-        return self.jobs[row]
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self.jobs)
+        self.client, self.number, self.ends_at = self.client[order], self.number[order], self.ends_at[order]
 
     @property
     def jobs(self) -> list[Job]:
-        if self.columns is not None:
-            self._jobs = self.columns.jobs()
+        """Make objects of them, the first time."""
+        if self.together:
+            work, received, version, begin, size = self.work, self.received, self.version, self.sent_at, self.bytes
+            own = (self.client, self.number, self.ends_at, self.samples, self.steps, self.seconds)
+            rows = zip(*(column.tolist() for column in own), strict=True)
+            self._jobs = [
+                Job(i, n, version, received, work, {}, n, begin, begin, end, ARRIVED, samples, steps, tuple(took), size)
+                for i, n, end, samples, steps, took in rows
+            ]
             for row, job in enumerate(self._jobs):
                 job.used, job.logged = self.used, self.logged
                 job.result = None if self.block is None else (self.block, row)
-            self.columns = self.block = None
+            self.together, self.block = False, None
         return self._jobs
 
 
-def together(jobs: Sequence[Job]) -> Columns | None:
-    """Their columns, if they are a crew that nobody has looked into."""
-    return jobs.columns if type(jobs) is Crew else None  # `isinstance` is slow of an abstract class
+def together(jobs: Sequence[Job]) -> Crew | None:
+    """Find the crew that jobs are, if nobody has looked into it."""
+    return jobs if type(jobs) is Crew and jobs.together else None  # `isinstance` is slow of an abstract class
 
 
 def mark_logged(jobs: Sequence[Job]) -> None:
-    """They are in the history."""
-    if type(jobs) is Crew and jobs.columns is not None:
-        jobs.logged = True
+    """Note that jobs are in the history."""
+    if (crew := together(jobs)) is not None:
+        crew.logged = True
         return
     for job in jobs:
         job.logged = True
@@ -178,5 +175,5 @@ class Failures:
 
     @property
     def standing(self) -> NDArray[np.bool_]:
-        """Whose standing invitation goes on: they start again by themselves."""
+        """Tell whose standing invitation goes on: they start again by themselves."""
         return np.array([job.again for job in self.jobs], bool)

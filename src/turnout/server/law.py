@@ -23,6 +23,7 @@ from turnout.aggregation.rules import Rule
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
+from turnout.server.privacy import check_summed
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Law:
         if updates.used:
             raise UserError("step: an update may be used once; use publish for methods that remember old ones")
         counted, weights = self._screened(server, updates, weights)
-        self._check_private(server)
+        if server.privacy is not None:
+            check_summed(self)
         if self.rule is not None or self.remember is not None:  # NaN has no place in an order, or in a memory
             counted, weights = self._finite_rows(server, counted, weights)
         if self.weigh is not None and len(counted):
@@ -64,8 +66,8 @@ class Law:
                 server.diverge("the model is no longer finite")
         if self.remember is not None:
             weights = server.importance[updates.clients]
-        server.record_linear(self.rule is None)
-        server.close_aggregation(updates, weights if self.rule is None else np.ones(len(updates)))
+        linear = self.rule is None
+        server.close_aggregation(updates, weights if linear else np.ones(len(updates)), linear)
         return updates.sealed(server.privacy is not None)
 
     def publish(self, server: Server, model: Tensor, updates: Updates, weights: ArrayLike | None) -> None:
@@ -76,16 +78,15 @@ class Law:
         if server.privacy is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)
-        server.record_linear(weights is not None)
         moved = model.clone() if self.given is None else self.optimiser.step(server.model, model - server.model)
         if _finite(moved):
             server.model = moved
         else:
             server.diverge("the model is no longer finite")
-        server.close_aggregation(updates, applied)
+        server.close_aggregation(updates, applied, linear=weights is not None)
 
     def combined(self, server: Server, rows: Tensor, weights: FloatArray) -> Tensor:
-        """`[P]` the weighted sum of rows `[k, P]`, or their weights' sum times what the rule makes of them."""
+        """Add rows `[k, P]` up by weight: `[P]`, or their weights' sum times what the rule makes of them."""
         total = float(weights.sum())
         if self.rule is None or not total > 0:
             summed: Tensor = torch.tensordot(torch.as_tensor(weights).to(rows), rows, dims=1)
@@ -107,15 +108,6 @@ class Law:
             job, lost = updates.jobs[row], {} if weights is None else {"weight": float(weights[row])}
             server.log("rejected_update", client=job.client, job=job.number, why="not finite", **lost)
         return updates if good.all() else updates.select(good)
-
-    def _check_private(self, server: Server) -> None:
-        """Raise where noise would have to hide more than a sum."""
-        if server.privacy is None:
-            return
-        if self.rule is not None:
-            raise UserError("privacy.noise: it hides a sum of updates, and this algorithm has another rule")
-        if self.remember is not None:
-            raise UserError("privacy.noise: it hides what is new in a round, and this algorithm remembers updates")
 
     def _screened(self, server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
         """Leave out what observers have looked at and do not let count."""
@@ -148,7 +140,7 @@ class Law:
         return True
 
     def _moved(self, server: Server, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
-        """`[P]` the model after a step."""
+        """Compute the model `[P]` after a step."""
         if self.remember is None:
             return optimiser.step(server.model, self._aggregated(server, updates, weights))
         change = self.combined(server, self.remember.take(server, updates), server.importance)
@@ -158,7 +150,7 @@ class Law:
         return optimiser.step(server.model, factor * change)
 
     def _aggregated(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
-        """`[P]` the sum of differences, with noise where that is asked for, or what a rule puts in its place."""
+        """Add differences up: `[P]`, with noise where that is asked for, or what a rule puts in its place."""
         if server.privacy is not None:
             return server.privacy.noised_sum(updates, weights, server.model, server.version)
         if self.rule is None or not weights.sum() > 0:
@@ -167,7 +159,7 @@ class Law:
 
 
 def _finite(model: Tensor) -> bool:
-    """Whether every number is; a sum that is finite says so in one go."""
+    """Tell whether every number is; a sum that is finite says so in one go."""
     return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
 
 

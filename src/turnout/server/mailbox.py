@@ -16,23 +16,21 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.local import transforms
 from turnout.local.job import check_names
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import privacy
 from turnout.server.dispatch import FOREVER, Invitation
-from turnout.server.flight import Flight
+from turnout.server.flight import Waiting
 from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
 from turnout.server.observer import Observer
 from turnout.server.server import Among, Keep, ModelChoice, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, share_tensors, unnest
 from turnout.server.updates import Updates
-from turnout.server.waiting import Wait
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+Start = tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]  # models, versions, keys of batches, shares done
 MOST_CRASHES = 3  # in a row, after which a standing invitation rests until the wait is over
 
 
@@ -43,10 +41,7 @@ class Mailbox(Server):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._ticks = self.population.ticks_per_second
         self._hides = privacy.hides(self)
-        self._clock = 0  # ticks
-        self._flight = Flight(self.population.size)
         self._inbox: list[Job] = []  # arrived, in order
         self._failures: list[Job] = []  # learnt, not yet told
         self._held: dict[int, Job] = {}  # finished, vectors still with the client
@@ -60,11 +55,14 @@ class Mailbox(Server):
     # -- what a subclass knows --------------------------------------------------------------------------------
 
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
-        """The jobs that begin with an invitation; a crew only where they are `_alone`."""
+        """Begin the jobs of an invitation; a crew only where they are `_alone`."""
         raise NotImplementedError
 
+    def _make_ready(self, ids: IntArray) -> None:
+        """Finish what must not be left open at clients that are to be invited."""
+
     def _due(self, close: int | None) -> bool:
-        """Whether an event comes by that tick (None: ever); it is then the first of the queue."""
+        """Tell whether an event comes by that tick (None: ever); it is then the first of the queue."""
         raise NotImplementedError
 
     def _ensure_trained(self, needed: Sequence[Job]) -> None:
@@ -72,17 +70,13 @@ class Mailbox(Server):
         raise NotImplementedError
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
-        """Updates have just arrived."""
+        """Act on updates that have just arrived."""
 
     def _stop(self, job: Job) -> bool:
-        """Cut a job short: what it has cost so far. Whether its client was still at work."""
+        """Cut a job short at what it has cost so far; tell whether its client was still at work."""
         raise NotImplementedError
 
     # -- inviting ---------------------------------------------------------------------------------------------
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._flight)
 
     @property
     def _in_flight(self) -> dict[int, Job]:
@@ -94,33 +88,21 @@ class Mailbox(Server):
         others = len(self._flight) or self._inbox or self._failures or self._restarting
         return not others and not self._one_by_one and self.algorithm.clients_keep == "nothing"
 
-    @property
-    def now(self) -> float:
-        return self._clock / self._ticks
-
-    def online(self) -> OnlineSet:
-        return OnlineSet(self.population, self.version, self.now, self._flight.busy if self.in_flight else None)
-
-    def invite(
-        self,
-        clients: ArrayLike,
-        work: LocalSGD,
-        model: ModelChoice = None,
-        *,
-        hold: bool = False,
-        again: bool = False,
-        among: Among | None = None,
+    def _invite(
+        self, ids: IntArray, work: LocalSGD, model: ModelChoice, hold: bool, again: bool, among: Among | None
     ) -> None:
-        ids = np.asarray(clients, np.int64).reshape(-1)
-        if not len(ids):
-            return
         self._check_invited(ids)
         if work.modifiers:
             self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
+        self._make_ready(ids)
         work, options = _split(work, len(ids))
-        jobs = self._begin(self._invitation(ids, work, options, model, hold, again, among))
+        numbers = self._numbers[ids]
+        self._numbers[ids] = numbers + 1
+        keep, shared = model if isinstance(model, Keep) else None, not isinstance(model, tuple | Keep)
+        start = self._received(ids, numbers, model)
+        jobs = self._begin(Invitation(ids, numbers, work, options, *start, keep, hold, again, among, shared))
         self._flight.enter(ids, jobs)
         self._rounds.tally["invited"] += len(jobs)
         for observer in self.observers:
@@ -149,29 +131,8 @@ class Mailbox(Server):
                 "longer know"
             )
 
-    def _invitation(
-        self,
-        ids: IntArray,
-        work: LocalSGD,
-        options: dict[str, FloatArray],
-        model: ModelChoice,
-        hold: bool,
-        again: bool,
-        among: Among | None,
-    ) -> Invitation:
-        numbers = self._numbers[ids]
-        self._numbers[ids] = numbers + 1
-        received, versions, batches, done = self._received(ids, numbers, model)
-        keep = model if isinstance(model, Keep) else None
-        shared = not isinstance(model, tuple | Keep)
-        return Invitation(
-            ids, numbers, work, options, received, versions, batches, done, keep, hold, again, among, shared
-        )
-
-    def _received(
-        self, ids: IntArray, numbers: IntArray, model: ModelChoice
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
-        """What each job starts from: model, version, the key of its batches, and the share of it already done."""
+    def _received(self, ids: IntArray, numbers: IntArray, model: ModelChoice) -> Start:
+        """Find what each job starts from."""
         none_done = np.zeros(len(ids))
         if isinstance(model, Keep):
             if not model.current:
@@ -193,9 +154,7 @@ class Mailbox(Server):
     def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
         return np.array([client in self._kept for client in np.asarray(clients, np.int64).tolist()], bool)
 
-    def _continued(
-        self, ids: IntArray, numbers: IntArray
-    ) -> tuple[Sequence[Tensor], Sequence[int], IntArray, FloatArray]:
+    def _continued(self, ids: IntArray, numbers: IntArray) -> Start:
         if self.algorithm.clients_keep == "nothing":
             raise UserError("invite: KEEP needs an algorithm that declares clients_keep, unfinished or models")
         missing = ids[~self.keeps(ids)]
@@ -217,7 +176,7 @@ class Mailbox(Server):
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
         clients = None if of is None else set(np.atleast_1d(np.asarray(of, np.int64)).tolist())
-        wait = Wait(count, clients, self._tick_in(seconds))
+        wait = Waiting(count, clients, self._tick_in(seconds))
         self._crashes.clear()
         if (whole := self._arrived_whole(wait)) is not None:
             return self._handed(whole)
@@ -236,7 +195,7 @@ class Mailbox(Server):
         return self._handed(taken, Failures(failed))
 
     def _tick_in(self, seconds: float | None) -> int | None:
-        """The tick at which a wait of so many seconds ends; None: there is no such limit."""
+        """Find the tick at which a wait of so many seconds ends; None: there is no such limit."""
         if seconds is None:
             return None
         if not seconds >= 0:
@@ -244,12 +203,11 @@ class Mailbox(Server):
         ticks = seconds * self._ticks
         return self._clock + round(ticks) if ticks < FOREVER else None
 
-    def _arrived_whole(self, wait: Wait) -> Crew | None:
+    def _arrived_whole(self, wait: Waiting) -> Crew | None:
         """Take the crew in flight, if the wait is for all of it and ends with its last."""
         if wait.of is not None or wait.timer or (crew := self._flight.take_whole(wait.count, wait.close)) is None:
             return None
-        assert crew.columns is not None
-        self._clock = max(self._clock, int(crew.columns.ends_at[-1]))
+        self._clock = max(self._clock, int(crew.ends_at[-1]))
         self._rounds.add_ended(crew)
         return crew
 
@@ -257,7 +215,7 @@ class Mailbox(Server):
         return Updates(jobs, self._ensure_trained, self.version, self._ticks, self.model, failed)
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
-        """What the algorithm gets of them: with noise to hide single updates, nothing to look at."""
+        """Give jobs to the algorithm: with noise to hide single updates, nothing to look at."""
         return self._updates(jobs, failed).sealed(self.privacy is not None)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
@@ -272,7 +230,7 @@ class Mailbox(Server):
         return ended
 
     def _finish(self, jobs: list[Job]) -> None:
-        """Jobs have come to their end: into the inbox or among the failures with them."""
+        """Put jobs that have come to their end into the inbox or among the failures."""
         self._leave_flight(jobs)
         arrived = [job for job in jobs if job.outcome == ARRIVED]
         for job in jobs:
@@ -288,7 +246,7 @@ class Mailbox(Server):
         self._restarting += [job for job in jobs if job.again]
 
     def _stands(self, job: Job) -> bool:
-        """Whether a standing invitation outlives this job: it was delivered, or crashed and not too often in a row."""
+        """Tell whether a standing invitation outlives a job: that arrived, or crashed and not too often in a row."""
         if job.outcome != CRASHED:
             self._crashes.pop(job.client, None)
             return job.outcome == ARRIVED
@@ -307,7 +265,7 @@ class Mailbox(Server):
         return restarted
 
     def _leave_flight(self, jobs: list[Job]) -> None:
-        """Jobs are over: count them, and remember what their clients have."""
+        """Count jobs that are over, and remember what their clients have."""
         self._flight.leave(jobs)
         kept = self.algorithm.clients_keep
         if kept != "nothing":
@@ -383,7 +341,7 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
     """Separate the numbers that are the same for all from those given as arrays over the invited."""
     given = {
         before + name: value
-        for before, part in work.parts.items()
+        for before, part in (work.parts if work.modifiers else {"": work}).items()
         for name, value in vars(part).items()
         if isinstance(value, np.ndarray)
     }

@@ -67,7 +67,7 @@ class Observer:
     def on_arrival(self, server: Server, job: Job) -> None: ...
 
     def on_step(self, server: Server, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Before these updates count: returns the weights they then have. An update without any is left out."""
+        """Return the weights that these updates are to have. An update without any is left out."""
         return weights
 
     def on_round(self, server: Server, record: Round) -> None: ...
@@ -77,14 +77,14 @@ class Observer:
     def on_event(self, server: Server, event: Event) -> None: ...
 
     def on_path(self, server: Server, event: Event) -> None:
-        """The first time a kind of local work is computed in a way: its facts are `work`, `name` and `why`."""
+        """Learn how a kind of local work is computed, the first time: its facts are `work`, `name` and `why`."""
 
     def on_checkpoint(self, server: Server) -> None: ...
 
     def on_end(self, server: Server) -> None: ...
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What can be written as JSON, and tensors."""
+        """Give what can be written as JSON, and tensors."""
         return {}, {}
 
     def load(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None: ...

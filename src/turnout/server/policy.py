@@ -7,13 +7,17 @@ JMLR 2023, section 4: synchronous FedAvg, asynchronous FedAvg, FedFix and FedBuf
     Policy(count=1)            at each arrival          (asynchronous FedAvg)
     Policy(count=c)            c updates are in         (FedBuff; `restart`: clients do not wait for the flush)
     Policy(window=w)           every w seconds          (FedFix)
+
+How often a client is heard under one, and the weight that makes up for it, d_i = p_i / f_i with f_i its updates a round
+(table 2: a renewal argument): then sum_i d_i f_i = sum_i p_i, and the model is pulled towards the intended objective,
+however unequal the speeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -22,6 +26,11 @@ import numpy as np
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.server.durations import Durations
+
+_UPDATES_OF_SLOWEST = 200  # in the schedule a rate is counted in, where it has no closed form
+_MOST_UPDATES = 2_000_000  # in that schedule, of everybody
+_FEW = 3  # updates too few to count a rate by
+_MEMORY = 0.1  # of the moving average of measured gaps
 
 
 @dataclass(frozen=True)
@@ -48,29 +57,22 @@ class Schedule:
 
     @property
     def counts(self) -> IntArray:
-        """`[N]` updates of each client that were used."""
+        """Count the updates of each client that were used, `[N]`."""
         return np.bincount(self.client, minlength=self.clients)
 
     @property
     def rates(self) -> FloatArray:
-        """`[N]` updates of each client a round: f_i over this horizon."""
+        """Count the updates of each client a round, `[N]`: f_i over this horizon."""
         return self.counts / max(1, self.rounds)
 
     def between(self, first: int, last: int) -> Schedule:
-        """The rounds `first <= n < last`."""
+        """Take the rounds `first <= n < last`."""
         kept = slice(*np.searchsorted(self.round, [first, last]))
-        return replace(
-            self,
-            arrived_at=self.arrived_at[kept],
-            closed_at=self.closed_at[kept],
-            round=self.round[kept],
-            client=self.client[kept],
-            version=self.version[kept],
-            rounds=last - first,
-        )
+        columns = ("arrived_at", "closed_at", "round", "client", "version")
+        return replace(self, **{name: getattr(self, name)[kept] for name in columns}, rounds=last - first)
 
     def period(self) -> tuple[int, int] | None:
-        """Two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
+        """Find two rounds `(first, last)` after which every client is equally far with its job, if there are such: with
         fixed durations the schedule repeats from there for ever. The window of fairness W is `last - first`."""
         begins = np.zeros(self.clients)  # since when each works on what it has
         ends = np.searchsorted(self.round, np.arange(1, self.rounds + 1))
@@ -97,7 +99,7 @@ class Policy:
     restart: bool = False
 
     def schedule(self, durations: Durations, rounds: int | None = None, seconds: float | None = None) -> Schedule:
-        """The events of clients that never fail, for so many rounds or so much time, whichever comes first."""
+        """List the events of clients that never fail, for so many rounds or so much time, whichever comes first."""
         seconds = None if seconds == math.inf else seconds
         if rounds is None and seconds is None:
             raise UserError("schedule: give rounds or seconds, or it never ends")
@@ -140,7 +142,7 @@ Duration = Callable[[int, int], int]  # of job number n of client i
 
 
 def _lookup(durations: Durations) -> Duration:
-    """Durations as plain integers, drawn for all clients at once, a job number at a time."""
+    """Look up durations as plain integers, drawn for all clients at once, a job number at a time."""
     table: list[list[int]] = [durations.ticks(0).tolist()]
     same = durations.fixed
 
@@ -208,3 +210,56 @@ def _by_window(
         closes.append(close)
         close += width
     return rows, closes
+
+
+def rates(policy: Policy, durations: Durations) -> FloatArray:
+    """Find f_i `[N]`, the long-run updates of each client a round, of clients that never fail."""
+    people = durations.population
+    count = people.size if policy.count is None else policy.count
+    if policy.window is not None:
+        return np.asarray(1 / durations.mean_windows(policy.window))
+    if policy.restart or count == 1:
+        speed = 1 / durations.mean
+        return np.asarray(count * speed / speed.sum())
+    if count == people.size:
+        return np.ones(people.size)
+    return _counted(policy, durations)
+
+
+def _counted(policy: Policy, durations: Durations) -> FloatArray:
+    """Count rates in the schedule itself: exact over a period if it shows one, else over its second half."""
+    updates = _UPDATES_OF_SLOWEST if durations.fixed else 20 * _UPDATES_OF_SLOWEST
+    enough = _MOST_UPDATES / float((1 / durations.mean).sum())
+    schedule = policy.schedule(durations, seconds=min(updates * float(durations.mean.max()), enough))
+    period = schedule.period() if durations.fixed else None
+    if period is not None:
+        return schedule.between(period[0] + 1, period[1] + 1).rates
+    counted = schedule.between(schedule.rounds // 2, schedule.rounds)
+    a_round = schedule.seconds / max(1, schedule.rounds)
+    alone = a_round / (durations.mean + a_round / 2)  # a slow client waits half a round for its flush
+    return np.where(counted.counts >= _FEW, counted.rates, alone)
+
+
+@dataclass
+class Gaps:
+    """Measured rates: a moving average of the rounds between two updates of a client, whose inverse is f_i.
+
+    Before its second update a client counts p_i N / |S|, as if all were equally fast.
+    """
+
+    mean: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N]; 0: not known yet
+    last: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [N] version of the last update
+
+    def begin(self, clients: int) -> None:
+        self.mean, self.last = np.zeros(clients), np.full(clients, -1)
+
+    def inverse_rates(self, version: int, clients: IntArray) -> FloatArray:
+        """Estimate `1 / f_i` of the clients aggregated now, these updates included."""
+        _, place, times = np.unique(clients, return_inverse=True, return_counts=True)  # twice in one buffer: half a gap
+        gaps = (version - self.last[clients]) / times[place]
+        seen, known = self.last[clients] >= 0, self.mean[clients] > 0
+        kept = (1 - _MEMORY) ** times[place]
+        learnt = np.where(known, kept * self.mean[clients] + (1 - kept) * gaps, gaps)
+        self.mean[clients] = np.where(seen, learnt, 0.0)
+        self.last[clients] = version
+        return np.where(seen, learnt, len(self.mean) / max(1, len(clients)))

@@ -6,33 +6,40 @@ McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent langu
 
 Two runs are neighbours if all updates of one client are zero in one of them: a step then differs by at most C w.
 Protected are the models that the server shows; the run's own record (jobs, measures, checkpoints) is not for others.
+
+Parts of a run say of themselves whether they look at what single clients have; one that says nothing does. An algorithm
+that takes nothing but the sum of a step from updates declares `reads_updates = False`; a sampler, or an adversary, that
+chooses clients without a look at their data or updates declares `looks_at_data = False`. Only the class that says so is
+believed, not what is derived from it: that may do otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnout.clients.population import Population
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Finite, Positive, Range
+from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import Clip, Noise, noise_of
-from turnout.sampling._sampler import Independent
+from turnout.sampling._sampler import Independent, Sampler
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
 from turnout.sampling.uniform import Uniform
-from turnout.server.sealed import prying
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
+    from turnout.algorithms._algorithm import Algorithm
+    from turnout.server.law import Law
     from turnout.server.server import Server
 
 
@@ -45,25 +52,21 @@ class Privacy(Spelt):
     `run.seed` secret. A `noise_seed` makes the noise, and the run, reproducible: then nothing is private.
     """
 
-    noise: float = 0.0  # z: standard deviation of the noise, in clips; 0: none
-    clip: float | None = None  # C: largest norm of an update
-    max_weight: float | None = None  # of a client in a step; none: the sampler's largest
-    delta: float = 1e-5  # of the (epsilon, delta) reported
+    section: ClassVar[str] = "privacy"
+
+    noise: Finite = 0.0  # z: standard deviation of the noise, in clips; 0: none
+    clip: Positive | None = None  # C: largest norm of an update
+    max_weight: Positive | None = None  # of a client in a step; none: the sampler's largest
+    delta: Annotated[float, Range(above=0, below=1)] = 1e-5  # of the (epsilon, delta) reported
     amplified: bool = False  # whether it counts that nobody knows who was sampled
     noise_seed: int | None = None  # makes the noise reproducible: nothing is private; none: it is
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise UserError(f"privacy.noise: {self.noise} must be at least 0 and finite")
-        if not 0 < self.delta < 1:
-            raise UserError(f"privacy.delta: {self.delta} must be above 0 and below 1")
         if self.noise and self.clip is None:
             raise UserError("privacy.clip: missing; noise hides updates of a bounded norm")
-        for name in ("clip", "max_weight"):
-            check_positive(f"privacy.{name}", getattr(self, name))
 
     def bound_to(self, server: Server) -> Privacy:
-        """The same with a `max_weight`, once it is known that nothing else reads the updates."""
+        """Fill in `max_weight`, once it is known that nothing else reads the updates."""
         check_unseen(server)
         sampler = getattr(server.algorithm, "sampler", None)
         if self.max_weight is not None:
@@ -74,7 +77,7 @@ class Privacy(Spelt):
         return replace(self, max_weight=float((weight[inclusion > 0] / inclusion[inclusion > 0]).max()))
 
     def bounded(self, clients: IntArray, weights: FloatArray) -> FloatArray:
-        """Weights of which those of one client are at most `max_weight` together."""
+        """Scale weights down where those of one client are more than `max_weight` together."""
         assert self.max_weight is not None
         names, place = np.unique(clients, return_inverse=True)
         total = np.bincount(place, np.abs(weights), len(names))
@@ -82,7 +85,7 @@ class Privacy(Spelt):
         return np.asarray(weights * scale[place])
 
     def noised_sum(self, updates: Updates, weights: FloatArray, model: Tensor, version: int) -> Tensor:
-        """`[P]` the sum of clipped updates with noise; no update is a sum, too."""
+        """Add clipped updates and noise up, `[P]`; no update is a sum, too."""
         assert self.clip is not None
         assert self.max_weight is not None
         size = len(model)
@@ -96,6 +99,21 @@ class Privacy(Spelt):
         return total + updates.weighted_sum(weights * clip_factors(updates.deltas, self.clip).double().cpu().numpy())
 
 
+def prying(algorithm: Algorithm, population: Population) -> dict[str, str]:
+    """Name parts that may look at single clients, such as `sampler Oort`, with the word by which one says otherwise."""
+    samplers = [part for part in vars(algorithm).values() if isinstance(part, Sampler)]
+    adversaries = [] if population.adversary is None else [population.adversary]
+    found: dict[str, tuple[object, str]] = {f"algorithm {type(algorithm).__name__}": (algorithm, "reads_updates")}
+    for kind, parts in (("sampler", samplers), ("adversary", adversaries)):
+        found |= {f"{kind} {type(part).__name__}": (part, "looks_at_data") for part in parts}
+    return {name: word for name, (part, word) in found.items() if vars(type(part)).get(word, True)}
+
+
+def foreign(algorithm: Algorithm) -> bool:
+    """Tell whether only its author knows what an algorithm does."""
+    return not type(algorithm).__module__.startswith("turnout.")
+
+
 def check_unseen(server: Server) -> None:
     """Raise unless nothing but the sum of a step is known to come out of updates."""
     people = server.population
@@ -107,21 +125,26 @@ def check_unseen(server: Server) -> None:
             f"privacy.noise: {part} may take more from updates than their sum, which no noise hides; a class that does "
             f"not says so of itself: {word} = False"
         )
-    if server.law.rule is not None or server.law.remember is not None:
-        part = "rule" if server.law.rule is not None else "remember"
-        raise UserError(
-            f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
-        )
+    check_summed(server.law)
+
+
+def check_summed(law: Law) -> None:
+    """Raise where a step takes more from updates than their sum."""
+    for part in ("rule", "remember"):
+        if getattr(law, part) is not None:
+            raise UserError(
+                f"privacy.noise: it hides the sum of a step, and `{part}` takes more from updates; leave it out"
+            )
 
 
 def promised_noise(server: Server) -> tuple[Clip, Noise] | None:
-    """The local noise that every upload is said to carry."""
+    """Find the local noise that every upload is said to carry."""
     local = getattr(server.algorithm, "local", None)
     return noise_of(local.transforms) if isinstance(local, LocalSGD) else None
 
 
 def hides(server: Server) -> bool:
-    """Whether noise, central or local, is to hide what the clients send."""
+    """Tell whether noise, central or local, is to hide what the clients send."""
     return server.privacy is not None or promised_noise(server) is not None
 
 

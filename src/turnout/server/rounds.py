@@ -50,11 +50,11 @@ class Rounds:
     def add_ended(self, jobs: Sequence[Job]) -> None:
         """Count jobs that have just ended, by outcome, and their bytes."""
         self.ended.append(jobs)
-        tally, columns = self.tally, together(jobs)
-        if columns is not None:
-            tally["arrived"] += len(jobs)
-            tally["bytes_down"] += columns.bytes[0] * len(jobs)
-            tally["bytes_up"] += columns.bytes[1] * len(jobs)
+        tally, crew = self.tally, together(jobs)
+        if crew is not None:
+            tally["arrived"] += len(crew)
+            tally["bytes_down"] += crew.bytes[0] * len(crew)
+            tally["bytes_up"] += crew.bytes[1] * len(crew)
             return
         outcomes = [job.outcome for job in jobs]
         arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
@@ -96,11 +96,10 @@ class Rounds:
 
     def _jobs(self, version: int) -> tuple[Sequence[Job], FloatArray, IntArray]:
         """List the jobs that counted, then those that only ended; with weights `[k]` and staleness `[k]`."""
-        if len(self.used) == len(self.ended) == 1 and self.used[0][0].crew is self.ended[0]:
+        if len(self.used) == len(self.ended) == 1 and (crew := together(self.ended[0])) is not None:
             updates, used_weights, at = self.used[0]
-            columns = updates.columns
-            if columns is not None:
-                return self.ended[0], used_weights.copy(), np.full(len(updates), at - columns.version)
+            if updates.crew is crew:
+                return crew, used_weights.copy(), np.full(len(crew), at - crew.version)
         weights = [weight for _, used, _ in self.used for weight in used.tolist()]
         staleness = [at - job.version for updates, _, at in self.used for job in updates.jobs]
         jobs = [job for updates, _, _ in self.used for job in updates.jobs]

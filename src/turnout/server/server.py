@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,20 +21,22 @@ from turnout.aggregation.optimisers import Step
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.core.threads import threads
 from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
+from turnout.server.absent import Absent
 from turnout.server.durations import Durations
+from turnout.server.flight import Flight
 from turnout.server.jobs import Failures
 from turnout.server.law import Law
 from turnout.server.measurement import ByClient, Measurement, evaluators_of
 from turnout.server.observer import Event, Observer
-from turnout.server.privacy import Privacy
+from turnout.server.privacy import Privacy, foreign
 from turnout.server.rounds import Rounds
-from turnout.server.sealed import foreign
 from turnout.server.state import Facts, load_state, nest, reset_state, save_state, unnest
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
@@ -43,9 +45,6 @@ from turnout.task.task import Task
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
     from turnout.server.checkpoint import Checkpoints
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ ModelChoice = Tensor | tuple[Tensor, ArrayLike] | Keep | None
 class Server:
     """Rounds, the law, evaluation, observers and checkpoints; see the module's docstring."""
 
+    current: ClassVar[Keep] = CURRENT  # for what cannot import it: samplers are below
+
     def __init__(
         self,
         task: Task,
@@ -103,6 +104,8 @@ class Server:
         self.observers, self.checkpoints = list(observers), checkpoints
         self.law = Law(algorithm)
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
+        self._ticks, self._clock = self.population.ticks_per_second, 0  # ticks a second, ticks since the start
+        self._flight = Flight(self.population.size)
         self.model = self.task.initial.clone()
         self.version = 0
         self.importance = self.population.importance_at(0.0)
@@ -111,6 +114,7 @@ class Server:
         self.measures: dict[str, float] = {}
         self.stopped: str | None = None
         self.begun = False
+        self._absent = Absent()
         self._rounds = Rounds()
         self._measurement = Measurement(self._prepare_evaluation())
         self.privacy = privacy.bound_to(self) if privacy is not None and privacy.noise else None
@@ -119,35 +123,40 @@ class Server:
 
     @property
     def now(self) -> float:
-        """Seconds since the start: virtual in a simulation, wall in a deployment."""
-        raise NotImplementedError
+        """Tell the seconds since the start: virtual in a simulation, wall in a deployment."""
+        return self._clock / self._ticks
 
     def online(self) -> OnlineSet:
-        """Who can be invited now."""
-        raise NotImplementedError
+        """Give the set of clients that can be invited now."""
+        return OnlineSet(self.population, self.version, self.now, self._flight.busy if self.in_flight else None)
 
     @property
     def store(self) -> ClientStore:
-        """What clients keep between their jobs: only a simulation knows it."""
+        """Open what clients keep between their jobs: only a simulation knows it."""
         if self.privacy is not None and foreign(self.algorithm):
             raise UserError("privacy.noise: what clients keep is theirs, and this algorithm looks at it")
         return self._store
 
     @property
     def in_flight(self) -> int:
-        """How many jobs are under way."""
-        raise NotImplementedError
+        """Count the jobs under way."""
+        return len(self._flight)
 
     def durations(self, work: LocalSGD) -> Durations:
-        """How long the clients take for this work, as far as it is known."""
+        """Tell how long the clients take for this work, as far as that is known."""
         raise NotImplementedError
 
+    def idle_after(self, ended: Updates) -> IntArray:
+        """Who can be invited again after a wait: those of `ended` that delivered or crashed and do not restart by
+        themselves, and whoever was found away by an invitation and is back. O(k), while nobody is away."""
+        return self._absent.idle_after(ended, self.online(), self.now)
+
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
-        """How long the server takes to send the model so many times."""
+        """Tell how many seconds the server takes to send the model so many times."""
         raise NotImplementedError
 
     def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
-        """How long a model takes from the cloud to so many edges, and one of each back."""
+        """Tell how many seconds a model takes from the cloud to so many edges, and one of each back."""
         raise NotImplementedError
 
     def invite(
@@ -168,10 +177,17 @@ class Server:
         or is cancelled; where the algorithm declares `restarts_crashed`, also as soon as a crash is known, up to three
         times in a row in one wait. `among` is for clients that have their models from each other.
         """
+        ids = np.asarray(clients, np.int64).reshape(-1)
+        if len(ids):
+            self._invite(ids, work, model, hold, again, among)
+
+    def _invite(
+        self, ids: IntArray, work: LocalSGD, model: ModelChoice, hold: bool, again: bool, among: Among | None
+    ) -> None:
         raise NotImplementedError
 
     def keeps(self, clients: ArrayLike) -> NDArray[np.bool_]:
-        """Which of these clients have a model of their own to go on from (`KEEP`)."""
+        """Tell which of these clients have a model of their own to go on from (`KEEP`)."""
         raise NotImplementedError
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
@@ -217,7 +233,7 @@ class Server:
 
     @property
     def optimiser(self) -> Step:
-        """What is done with the aggregated difference."""
+        """Give what makes a step of the aggregated difference."""
         return self.law.optimiser
 
     def diverge(self, why: str) -> None:
@@ -225,12 +241,9 @@ class Server:
         self.log("diverged", why=why)
         self.stopped = f"diverged: {why}"
 
-    def record_linear(self, linear: bool) -> None:
-        """Note whether this round's change is a weighted sum of updates."""
+    def close_aggregation(self, updates: Updates, weights: FloatArray, linear: bool = True) -> None:
+        """Count an aggregation of these updates, a new version; `linear`: it is their weighted sum."""
         self._rounds.record.linear &= linear
-
-    def close_aggregation(self, updates: Updates, weights: FloatArray) -> None:
-        """Count an aggregation of these updates: a new version."""
         self._rounds.used.append((updates, weights, self.version))
         if updates.columns is None:
             clients = [job.client for job, weight in zip(updates.jobs, weights.tolist(), strict=True) if weight]
@@ -254,14 +267,14 @@ class Server:
         self._rounds.notes |= facts
 
     def log(self, kind: str, **facts: Any) -> None:
-        """Nothing is silent."""
+        """Tell the observers of an event: nothing is silent."""
         event = Event(kind, self.version, self.now, facts)
         for observer in self.observers:
             observer.on_event(self, event)
 
     @property
     def _threads(self) -> int:
-        """How many the server's own kernels have."""
+        """Count the threads of the server's own kernels."""
         return self.plan.threads
 
     def run(self) -> Server:
@@ -288,16 +301,16 @@ class Server:
 
     @property
     def central(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of test data that belongs to nobody, where the engine computes."""
+        """Give inputs and targets of test data that belongs to nobody, where the engine computes."""
         return self._measurement.central(self)
 
     @property
     def output(self) -> Tensor:
-        """`[P]` what the algorithm has to show: as a rule the current model."""
+        """Give what the algorithm has to show, `[P]`: as a rule the current model."""
         return self.algorithm.output(self.model)
 
     def evaluate(self) -> dict[str, float]:
-        """`measure` the output, and tell the observers; takes no time."""
+        """Measure the output, and tell the observers; takes no time."""
         self.measures = self.measure(self.output)
         self._rounds.evaluated_at = self.now
         for observer in self.observers:
@@ -321,7 +334,7 @@ class Server:
     # -- state ------------------------------------------------------------------------------------------------
 
     def save(self) -> tuple[Facts, Named]:
-        """Everything that is not configuration: JSON facts and tensors. Called between two rounds."""
+        """Give everything that is not configuration, between two rounds: JSON facts and tensors."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
         law_tensors = {} if self.law.last is None else {"last": self.law.last}
@@ -337,7 +350,7 @@ class Server:
         facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("law", law_tensors)
+        tensors |= nest("law", law_tensors) | self._absent.save()
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -345,12 +358,13 @@ class Server:
         return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
-        """The inverse of `save`, into a server built with the same configuration."""
+        """Undo `save`, into a server built with the same configuration."""
         device = self.plan.device
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
         self._count_heard = int(self.heard.sum())
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
         self._rounds.load(facts)
+        self._absent = Absent.saved(tensors)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
         last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
@@ -363,7 +377,7 @@ class Server:
         self.importance = self.population.importance_at(self.now)
 
     def _named_observers(self) -> Iterator[tuple[str, Observer]]:
-        """Observers under names that do not depend on which others listen."""
+        """Name observers without regard to which others listen."""
         seen: dict[str, int] = {}
         for observer in self.observers:
             kind = type(observer).__name__

@@ -13,32 +13,31 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.clients.adversary import Adversary
 from turnout.clients.behaviour import Behaviour
+from turnout.clients.fates import to_ticks
 from turnout.core import random
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.engine.batches import Jobs
-from turnout.engine.blocks import NOTHING, Block
+from turnout.engine.blocks import Block
 from turnout.engine.engine import engine_for
 from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
-from turnout.server.jobs import ARRIVED, Columns, Crew, Job, together
+from turnout.server.jobs import ARRIVED, Crew, Job, together
 from turnout.server.mailbox import Mailbox
 from turnout.server.observer import Event
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.updates import Updates, by_block
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 class Simulation(Mailbox):
@@ -59,20 +58,19 @@ class Simulation(Mailbox):
         self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
 
     def durations(self, work: LocalSGD) -> Durations:
-        return self._dispatch.durations(work)
+        return self._dispatch.demand(work).durations
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
-        return self.population.links.push_seconds(copies, self._dispatch.bytes_down(work))
+        return self.population.links.push_seconds(copies, self._dispatch.demand(work).bytes_down)
 
     def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
-        return self.population.links.backhaul_seconds(edges, self._dispatch.bytes_down(work))
+        return self.population.links.backhaul_seconds(edges, self._dispatch.demand(work).bytes_down)
 
     # -- inviting ---------------------------------------------------------------------------------------------
 
-    def _invitation(self, ids: IntArray, *choices: Any) -> Invitation:
+    def _make_ready(self, ids: IntArray) -> None:
         if self._unsettled:
             self._ensure_trained([self._unsettled[client] for client in ids.tolist() if client in self._unsettled])
-        return super()._invitation(ids, *choices)
 
     def _tell_path(self, work: LocalSGD, options: Collection[str]) -> None:
         """Log how a work is computed, the first time."""
@@ -89,8 +87,7 @@ class Simulation(Mailbox):
 
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
         self._tell_path(invitation.work, invitation.options)
-        alone = self._alone and not invitation.work.stored_shapes(self.task)
-        jobs = self._dispatch.jobs(invitation, self._clock, self.version, alone)
+        jobs = self._dispatch.jobs(invitation, self._clock, self.version, self._alone)
         if self.behaviour is not None:
             self._lie(self.behaviour, jobs)
         if self.adversary is not None and "delta" in invitation.work.payload_shapes(self.task):
@@ -138,7 +135,7 @@ class Simulation(Mailbox):
 
     def _delivered(self, jobs: Sequence[Job]) -> None:
         works = {id(job.work): job.work for job in jobs}
-        with_state = {name for name, work in works.items() if work.stored_shapes(self.task)}
+        with_state = {name for name, work in works.items() if self._dispatch.demand(work).keeps}
         for job in jobs if with_state else ():
             if id(job.work) in with_state:
                 self._unsettled[job.client] = job
@@ -146,7 +143,7 @@ class Simulation(Mailbox):
                     self._commit([job])
 
     def foresee(self) -> tuple[IntArray, FloatArray]:
-        """Who of those at work will answer, in order of arrival, and in how many seconds: no server can know that."""
+        """Foresee who at work will answer, in order of arrival, and in how many seconds: no server can know that."""
         jobs = sorted(self._in_flight.values(), key=lambda job: (job.ends_at, job.client))
         answers = [job for job in jobs if job.outcome == ARRIVED]
         seconds = np.array([job.ends_at - self._clock for job in answers]) / self._ticks
@@ -177,9 +174,9 @@ class Simulation(Mailbox):
         if missing:
             raise UserError(f"fetch: client {missing[0]} holds no update")
         jobs = [self._held.pop(client) for client in ids.tolist()]
-        sizes = np.array([self._dispatch.bytes_up(job.work) for job in jobs])
+        sizes = np.array([self._dispatch.demand(job.work).bytes_up for job in jobs])
         seconds = self.population.links.upload_seconds(self.population.seed, ids, sizes)
-        arrives = self._clock + self._dispatch.to_ticks(seconds)
+        arrives = self._clock + to_ticks(seconds, self._ticks)
         for job, size, up, tick in zip(jobs, sizes.tolist(), seconds.tolist(), arrives.tolist(), strict=True):
             job.hold, job.ends_at = False, tick
             job.bytes, job.seconds = (job.bytes[0], job.bytes[1] + size), (*job.seconds[:2], job.seconds[2] + up)
@@ -196,9 +193,9 @@ class Simulation(Mailbox):
 
     def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
         """Train `needed` unless that was done, and with them jobs in flight or starting that will bring a result."""
-        columns = None if self.in_flight or starting else together(needed)
-        if columns is not None:
-            self._train_together(cast(Crew, needed), columns)
+        crew = None if self.in_flight or starting else together(needed)
+        if crew is not None:
+            self._train_together(crew)
             return
         missing = dict.fromkeys([job for job in needed if job.result is None])
         if not missing:
@@ -219,6 +216,7 @@ class Simulation(Mailbox):
         """Train jobs that share their local work: one cohort, possibly from different versions. Some are not needed
         yet, where it is `ahead`."""
         work = jobs[0].work
+        keeps = self._dispatch.demand(work).keeps
         clients = np.array([job.client for job in jobs], np.int64)
         models: dict[int, tuple[int, Tensor]] = {}
         received = np.array([models.setdefault(id(j.received), (len(models), j.received))[0] for j in jobs], np.int64)
@@ -232,45 +230,44 @@ class Simulation(Mailbox):
             received,
             self.population.samples(clients, at),
             options,
-            self._store.get(work.stored_shapes(self.task), clients),
+            self._store.get(keeps, clients) if keeps else {},
             ahead,
         )
-        keep_params = self.algorithm.clients_keep == "models"
-        for rows, *blocks in self._engine.carry_out(order, [job.version for job in jobs], keep_params):
-            self._attach([jobs[row] for row in rows], *blocks)
+        kept = self.algorithm.clients_keep == "models"
+        for rows, payload, state, own in self._engine.carry_out(order, [job.version for job in jobs], kept):
+            self._attach([jobs[row] for row in rows], payload, state if keeps else None, own if kept else None)
 
-    def _train_together(self, crew: Crew, columns: Columns) -> None:
+    def _train_together(self, crew: Crew) -> None:
         """Train a crew, whose clients keep nothing and have nothing of their own but their samples."""
-        clients, count = columns.client, len(crew)
+        clients, count = crew.client, len(crew)
         order = Jobs(
-            columns.work,
-            random.fold(self._work_keys[clients], columns.number),
-            [columns.received],
+            crew.work,
+            random.fold(self._work_keys[clients], crew.number),
+            [crew.received],
             np.zeros(count, np.int64),
-            self.population.samples(clients, np.full(count, columns.sent_at / self._ticks)),
+            self.population.samples(clients, np.full(count, crew.sent_at / self._ticks)),
             {},
             {},
         )
         self._trained = True
-        results = self._engine.carry_out(order, [columns.version] * count, keep_params=False)
+        results = self._engine.carry_out(order, [crew.version] * count, keep_params=False)
         if len(results) == 1 and isinstance(results[0].rows, range):
             crew.block = results[0].payload
             return
-        for rows, *blocks in results:
-            self._attach([crew.jobs[row] for row in rows], *blocks)
+        for rows, payload, _, _ in results:
+            self._attach([crew.jobs[row] for row in rows], payload)
 
     @cached_property
     def _work_keys(self) -> IntArray:
-        """Of each client; with the number of a job it is the randomness of that."""
+        """Key each client's work `[N]`; with the number of a job that is its randomness."""
         return random.key(self.seed, "local work", self.population.ids)
 
-    def _attach(self, jobs: list[Job], payload: Block, state: Block = NOTHING, kept: Block = NOTHING) -> None:
+    def _attach(self, jobs: list[Job], payload: Block, state: Block | None = None, kept: Block | None = None) -> None:
         """Give each job its row of what was trained."""
-        has_state, has_kept = bool(state), bool(kept)
         for row, job in enumerate(jobs):
             job.result = (payload, row)
-            job.state = (state, row) if has_state else None
-            job.local = (kept, row) if has_kept else None
+            job.state = None if state is None else (state, row)
+            job.local = None if kept is None else (kept, row)
         if self._unsettled:
             self._commit([job for job in jobs if self._unsettled.get(job.client) is job])
 
@@ -322,26 +319,27 @@ class Simulation(Mailbox):
 
     # -- state ------------------------------------------------------------------------------------------------
 
+    @property
+    def _with_memory(self) -> dict[str, Adversary | Behaviour]:
+        """Give the parts of the population that remember this run, by name."""
+        parts = {"adversary": self.adversary, "behaviour": self.behaviour}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save(self) -> tuple[Facts, Named]:
         facts, tensors = super().save()
-        if self.adversary is not None:
-            facts["adversary"], adversary_tensors = save_state(self.adversary)
-            tensors |= nest("adversary", adversary_tensors)
-        if self.behaviour is not None:
-            facts["behaviour"], behaviour_tensors = save_state(self.behaviour)
-            tensors |= nest("behaviour", behaviour_tensors)
+        for name, part in self._with_memory.items():
+            facts[name], own = save_state(part)
+            tensors |= nest(name, own)
         return facts, tensors
 
     def load(self, facts: Facts, tensors: Named) -> None:
         super().load(facts, tensors)
-        if self.adversary is not None:
-            load_state(self.adversary, facts["adversary"], unnest("adversary", tensors), self.plan.device)
-        if self.behaviour is not None:
-            load_state(self.behaviour, facts["behaviour"], unnest("behaviour", tensors), self.plan.device)
+        for name, part in self._with_memory.items():
+            load_state(part, facts[name], unnest(name, tensors), self.plan.device)
 
 
 def by_work(jobs: list[Job]) -> list[list[Job]]:
-    """Those that share their local work, together."""
+    """Group jobs that share their local work."""
     works = {id(job.work): job.work for job in jobs}
     if len(works) == 1 and not any(job.options for job in jobs):
         return [jobs]
@@ -354,7 +352,7 @@ def by_work(jobs: list[Job]) -> list[list[Job]]:
 
 
 def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
-    """Equal for works that compute the same thing: numbers by value, tensors by identity."""
+    """Sign a work: equal for those that compute the same thing; numbers by value, tensors by identity."""
     return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
 
 

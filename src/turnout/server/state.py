@@ -33,7 +33,7 @@ def unnest(prefix: str, tensors: Named) -> Named:
 
 
 def reset_state(thing: Any) -> None:
-    """What `save_state` saves, as it was when the thing was made: nothing of an earlier run is left."""
+    """Set what `save_state` saves to what it was when the thing was made: nothing of an earlier run is left."""
     for part in fields(thing):
         value = getattr(thing, part.name)
         if is_dataclass(value) and not isinstance(value, type):
@@ -45,7 +45,7 @@ def reset_state(thing: Any) -> None:
 
 
 def save_state(thing: Any) -> tuple[Facts, Named]:
-    """Fields with `init=False` of a dataclass, and of the dataclasses among its options."""
+    """Save the fields with `init=False` of a dataclass, and of the dataclasses among its options."""
     facts: Facts = {}
     tensors: Named = {}
     for part in fields(thing):
@@ -66,7 +66,7 @@ def save_state(thing: Any) -> tuple[Facts, Named]:
 
 
 def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
-    """The inverse of `save_state`, into an object built with the same options."""
+    """Undo `save_state`, into an object built with the same options."""
     tensors = tensors | {new: tensors[old] for old, new in getattr(thing, "FORMER", {}).items() if old in tensors}
     for part in fields(thing):
         value = getattr(thing, part.name)
@@ -83,7 +83,7 @@ def load_state(thing: Any, facts: Facts, tensors: Named, device: str) -> None:
 
 
 def _known(place: str, root: type[Any], what: str, name: str) -> type[Any]:
-    """The subclass of that name, one of those that have been imported: neither a checkpoint nor a message can name
+    """Find the subclass of that name, one of those that have been imported: neither a checkpoint nor a message can name
     another class."""
     found = [kind for kind in _kinds(root) if kind.__name__ == name]
     if not found:
@@ -101,8 +101,8 @@ def _kinds(root: type[Any]) -> Iterator[type[Any]]:
 
 
 def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
-    """Its class by name, its numbers and words, its tensors: what a checkpoint or a message can hold of it. Modifiers
-    are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
+    """Take a work apart: its class by name, numbers and words, and tensors, as a checkpoint or a message can hold.
+    Modifiers are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
     values, tensors = _values(work)
     modifiers = []
     for before, part in list(work.parts.items())[1:]:
@@ -113,7 +113,7 @@ def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
 
 
 def _values(part: LocalSGD | Modifier) -> tuple[dict[str, Any], Named]:
-    """Numbers and words, and tensors."""
+    """Separate numbers and words from tensors."""
     values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "modifiers"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if name not in tensors}
@@ -129,7 +129,7 @@ def _values(part: LocalSGD | Modifier) -> tuple[dict[str, Any], Named]:
 
 
 def work_of(place: str, name: str, values: Mapping[str, Any], tensors: Named) -> LocalSGD:
-    """The inverse of `work_parts`."""
+    """Undo `work_parts`."""
     name, values, tensors = _former(name, dict(values), dict(tensors))
     modifiers = tuple(
         object.__new__(_known(place, Modifier, "modifier", kind)).bind(own) for kind, own in values.pop("modifiers", [])
@@ -139,7 +139,7 @@ def work_of(place: str, name: str, values: Mapping[str, Any], tensors: Named) ->
 
 
 def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named]:
-    """A work as version 0.1 wrote it: with its module, transforms as one text, and two modifiers as works."""
+    """Read a work as version 0.1 wrote it: with its module, transforms as one text, and two modifiers as works."""
     short = name.rpartition(".")[2]
     if "transform" not in values:
         return short, values, tensors
@@ -155,14 +155,14 @@ def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named
 
 
 class _Blocks:
-    """Rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept: sums
-    over them then have the same bits."""
+    """Keep rows of trained blocks that jobs still refer to. Which rows were trained together, and their order, is kept:
+    sums over them then have the same bits."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, Block, set[int]]] = {}
 
     def refer(self, block: tuple[Block, int] | None) -> list[int] | None:
-        """The (block, row) of a result, by number."""
+        """Name a result by the numbers of its block and row."""
         if block is None:
             return None
         number, _, rows = self.blocks.setdefault(id(block[0]), (len(self.blocks), block[0], set()))
@@ -178,7 +178,7 @@ class _Blocks:
 
 
 def _load_blocks(kind: str, tensors: Named) -> dict[int, tuple[Block, dict[int, int]]]:
-    """Blocks by number: their rows, and where each original row is now."""
+    """Read blocks by number: their rows, and where each original row is now."""
     blocks = {}
     for name in tensors:
         if name.startswith(kind) and name.endswith("@rows"):
@@ -189,7 +189,7 @@ def _load_blocks(kind: str, tensors: Named) -> dict[int, tuple[Block, dict[int, 
 
 
 def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
-    """Jobs with the models they received and the results already computed."""
+    """Save jobs with the models they received and the results already computed."""
     models: dict[int, tuple[int, Tensor]] = {}
     works: dict[int, tuple[int, LocalSGD]] = {}
     blocks = {kind: _Blocks() for kind in _TRAINED}
@@ -214,7 +214,7 @@ def save_jobs(jobs: Sequence[Job]) -> tuple[Facts, Named]:
 
 
 def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
-    """The inverse of `save_jobs`."""
+    """Undo `save_jobs`."""
     tensors = {name: value.to(device) for name, value in tensors.items()}
     works = []
     for number, (name, values) in enumerate(facts["works"]):
@@ -227,6 +227,8 @@ def load_jobs(facts: Facts, tensors: Named, device: str) -> list[Job]:
             if row[kind] is not None:
                 block, places = blocks[kind][row[kind][0]]
                 row[kind] = block, places[row[kind][1]]
+        if "heard" in row:  # what version 0.1 called it
+            row["learnt"] = row.pop("heard")
         row |= {"received": models[row["received"]], "work": works[row["work"]]}
         row |= {name: tuple(row[name]) for name in ("seconds", "bytes")}
         jobs.append(Job(**row))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
+from turnout.core.allowed import Count, NotNegative, Range, WholeNumber
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -12,21 +14,19 @@ from turnout.core.spelling import Spelt
 class Stopping(Spelt):
     """Stop at whichever comes first: so many rounds, so much virtual time, or a measure that has reached its target."""
 
-    rounds: int | None = 100
-    seconds: float | None = None
+    section: ClassVar[str] = "run"
+
+    rounds: WholeNumber | None = 100
+    seconds: NotNegative | None = None
     target: float | None = None  # of `measure`: a loss at most this, anything else at least this
     measure: str = "test_accuracy"
 
     def __post_init__(self) -> None:
         if self.rounds is None and self.seconds is None:
             raise UserError("run: give run.rounds or run.seconds, or the run never ends")
-        for name in ("rounds", "seconds"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UserError(f"run.{name}: {value} must be at least 0")
 
     def reason(self, version: int, now: float, measures: dict[str, float]) -> str | None:
-        """Why the run is over, or None."""
+        """Say why the run is over, or None."""
         if self.rounds is not None and version >= self.rounds:
             return f"{self.rounds} rounds"
         if self.seconds is not None and now >= self.seconds:
@@ -44,19 +44,15 @@ class Stopping(Spelt):
 class Evaluation(Spelt):
     """Evaluate every so many rounds or virtual seconds (and always at the end), on all clients or a fixed panel."""
 
-    rounds: int | None = 1  # from one evaluation to the next; none: by time or at the end only
-    seconds: float | None = None  # of virtual time from one to the next; none: by rounds
-    clients: int | None = None  # size of the panel; None: all clients
+    section: ClassVar[str] = "evaluation"
+
+    rounds: Count | None = 1  # from one evaluation to the next; none: by time or at the end only
+    seconds: Annotated[float, Range(above=0)] | None = None  # of virtual time from one to the next; none: by rounds
+    clients: Count | None = None  # size of the panel; None: all clients
     train: bool = True  # also the training loss, the objective itself
 
-    def __post_init__(self) -> None:
-        for name in ("rounds", "seconds", "clients"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"evaluation.{name}: {value} must be above 0")
-
     def due(self, version: int, now: float, last: float) -> bool:
-        """Whether this round is evaluated; `last` is the virtual time of the evaluation before."""
+        """Tell whether this round is evaluated; `last` is the virtual time of the evaluation before."""
         if self.seconds is not None:
             return now // self.seconds > last // self.seconds
         return self.rounds is not None and version % self.rounds == 0

@@ -10,15 +10,20 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.core.errors import UserError
+from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block, in_order
-from turnout.server.jobs import Columns, Crew, Failures, Job
+from turnout.server.jobs import Crew, Failures, Job
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+
+class _column(cached_property[IntArray]):  # noqa: N801
+    """Collect a number of each job, `[k]`, when it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda updates: updates._each_job(name))
 
 
 class Updates:
@@ -50,11 +55,11 @@ class Updates:
 
     @classmethod
     def computed(cls, jobs: Sequence[Job], version: int, model: Tensor) -> Updates:
-        """Of jobs whose vectors are all there already, such as those of a round's record."""
+        """Wrap jobs whose vectors are all there already, such as those of a round's record."""
         return cls(jobs, lambda _: None, version, 1, model)
 
     def sealed(self, seal: bool = True) -> Updates:
-        """The same with vectors that cannot be looked at, or can again."""
+        """Copy them with vectors that cannot be looked at, or can again."""
         if self._sealed == seal:
             return self
         same = copy.copy(self)
@@ -83,21 +88,21 @@ class Updates:
         return self._jobs if self._crew is None else self._crew.jobs
 
     @property
-    def columns(self) -> Columns | None:
-        """Of jobs that are `together`."""
-        return None if self._crew is None else self._crew.columns
+    def columns(self) -> Crew | None:
+        """Give jobs that are `together` as columns."""
+        return self._crew if self._crew is not None and self._crew.together else None
 
     @property
     def used(self) -> bool:
-        """Whether some of them have counted in a step, or come twice."""
-        if self._crew is not None and self.columns is not None:
-            return self._crew.used
+        """Tell whether some of them have counted in a step, or come twice."""
+        if (crew := self.columns) is not None:
+            return crew.used
         return len(set(self._rows)) < len(self) or any(job.used for job in self._rows)
 
     def mark_used(self) -> None:
-        """They have counted in a step."""
-        if self._crew is not None and self.columns is not None:
-            self._crew.used = True
+        """Note that they have counted in a step."""
+        if (crew := self.columns) is not None:
+            crew.used = True
             return
         for job in self._rows:
             job.used = True
@@ -112,7 +117,7 @@ class Updates:
         return joined.sealed(self._sealed or other._sealed)
 
     def select(self, rows: ArrayLike) -> Updates:
-        """Some of the rows: a boolean mask or positions."""
+        """Take some of the rows: a boolean mask or positions."""
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
         some = Updates([self._rows[i] for i in rows], self._ensure_trained, self._version, self._ticks, self._model)
@@ -120,26 +125,24 @@ class Updates:
 
     @property
     def _none(self) -> Tensor:
-        """`[0, P]` the vectors of no job at all."""
+        """Give the vectors `[0, P]` of no job at all."""
         return self._model.new_zeros(0, len(self._model))
 
-    def _column(self, name: str) -> IntArray:
-        columns = self.columns
-        if columns is None:
+    def _each_job(self, name: str) -> IntArray:
+        """Collect a number of each job, `[k]`."""
+        if (crew := self.columns) is None:
             return np.array([getattr(job, name) for job in self._rows], np.int64)
-        return np.full(len(self), getattr(columns, name))  # the caller's own
+        return np.full(len(self), getattr(crew, name))  # the caller's own
 
-    @cached_property
-    def clients(self) -> IntArray:
-        return self._column("client")
+    clients, numbers, versions = _column("client"), _column("number"), _column("version")
+    samples, steps = _column("samples"), _column("steps")
 
-    @cached_property
-    def numbers(self) -> IntArray:
-        return self._column("number")
-
-    @cached_property
-    def versions(self) -> IntArray:
-        return self._column("version")
+    @property
+    def released(self) -> IntArray:
+        """Clients that do not start again by themselves, by a standing invitation."""
+        if self.columns is not None:
+            return self.clients
+        return np.array([job.client for job in self._rows if not job.again], np.int64)
 
     @property
     def staleness(self) -> IntArray:
@@ -147,29 +150,21 @@ class Updates:
 
     @cached_property
     def sent_at(self) -> FloatArray:
-        return self._column("sent_at") / self._ticks
+        return self._each_job("sent_at") / self._ticks
 
     @cached_property
     def arrived_at(self) -> FloatArray:
-        return self._column("ends_at") / self._ticks
-
-    @cached_property
-    def samples(self) -> IntArray:
-        return self._column("samples")
-
-    @cached_property
-    def steps(self) -> IntArray:
-        return self._column("steps")
+        return self._each_job("ends_at") / self._ticks
 
     def _blocks(self, held: bool = False) -> list[Part]:
         """Have the jobs trained, unless that was done, and give their rows `by_block`."""
         self._check_open()
-        if self._crew is not None and self.columns is not None:
-            if self._crew.block is None:
-                self._ensure_trained(self._crew)
-            if self._crew.block is not None:
+        if (crew := self.columns) is not None:
+            if crew.block is None:
+                self._ensure_trained(crew)
+            if crew.block is not None:
                 rows = range(len(self))
-                return [(self._crew.block, rows, rows)]
+                return [(crew.block, rows, rows)]
         if not held and any(job.hold for job in self._rows):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
@@ -181,17 +176,17 @@ class Updates:
         return by_block(cast(list[tuple[Block, int]], results))
 
     def __getitem__(self, name: str) -> Tensor:
-        """`[k, ...]` the named vectors, row by row; not to be changed in place."""
+        """Give the named vectors `[k, ...]`, row by row; not to be changed in place."""
         return self.gather(name)
 
     def gather(self, name: str, held: bool = False) -> Tensor:
-        """The same; also of held updates, which only a simulation can know."""
+        """Give the same; also of held updates, which only a simulation can know."""
         if not len(self):
             return self._none
         return self._each("some", name, held)
 
     def _each(self, method: str, name: str, held: bool = False) -> Tensor:
-        """`[k, ...]` what blocks say of their rows, row by row."""
+        """Collect what blocks say of their rows, `[k, ...]`, row by row."""
         blocks = self._blocks(held)
         parts = list(in_order(block.ask(method, name, there) for block, there, _ in blocks))
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -202,19 +197,19 @@ class Updates:
 
     @property
     def deltas(self) -> Tensor:
-        """`[k, P]` returned minus received."""
+        """Give returned minus received, `[k, P]`."""
         return self["delta"]
 
     def received(self) -> Tensor:
-        """`[k, P]` the model each job started from."""
+        """Give the model each job started from, `[k, P]`."""
         return torch.stack([job.received for job in self._rows]) if self._rows else self._none
 
     def returned(self) -> Tensor:
-        """`[k, P]` the model each job ended with."""
+        """Give the model each job ended with, `[k, P]`."""
         return self.received() + self.deltas
 
     def weighted_sum(self, weights: ArrayLike, name: str = "delta") -> Tensor:
-        """`sum_i weights[i] * row_i`, block by block, each where it is."""
+        """Compute `sum_i weights[i] * row_i`, block by block, each where it is."""
         self._check_open()
         weights = np.asarray(weights, np.float64)
         if len(self._jobs) == 1 and (result := self._jobs[0].result) is not None and not self._jobs[0].hold:
@@ -230,15 +225,15 @@ class Updates:
         return total
 
     def norms(self, name: str = "delta") -> Tensor:
-        """`[k]` Euclidean norms: the one number that also comes with a held update."""
+        """Compute Euclidean norms `[k]`: the one number that also comes with a held update."""
         return self._each("norms", name, held=True) if len(self) else self._none[:, 0]
 
     def finite(self, name: str = "delta") -> Tensor:
-        """`[k]` whether all numbers of a row are."""
+        """Tell of each row whether all numbers are finite, `[k]`."""
         return self._each("finite", name)
 
     def gram(self, name: str = "delta", held: bool = False) -> Tensor:
-        """`[k, k]` inner products; also of held updates, which only a simulation can know."""
+        """Compute inner products `[k, k]`; also of held updates, which only a simulation can know."""
         values = self.gather(name, held).flatten(1)
         return torch.mm(values, values.T)
 
@@ -247,7 +242,7 @@ Part = tuple[Block, Sequence[int], Sequence[int]]  # a block, some of its rows i
 
 
 def by_block(results: Sequence[tuple[Block, int]]) -> list[Part]:
-    """Rows of several blocks, block by block, with their places in the list."""
+    """Group rows by their blocks, with their places in the list."""
     rows = [row for _, row in results]
     everybody = range(len(rows))
     if rows == list(everybody) and len({id(block) for block, _ in results}) == 1:

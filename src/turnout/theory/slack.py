@@ -12,15 +12,17 @@ The printed estimator (`source_literal`) never moves; `count_late` and `censored
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Fraction
+from turnout.core.errors import unknown
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.spelling import Spelt
 
 FLOOR, CEILING = 0.02, 0.995
 
@@ -52,17 +54,14 @@ def woken(fraction: float, theta: FloatArray, size: IntArray) -> IntArray:
 
 
 @dataclass
-class Slack:
+class Slack(Spelt):
     """An estimator; subclasses learn from the counts of finished rounds."""
 
+    section: ClassVar[str] = "algorithm"
     counts_late: ClassVar[bool] = False  # whether late survivors go on and say when they are done
 
-    theta_init: float = 0.5
+    theta_init: Fraction = 0.5
     theta: FloatArray = field(default_factory=_no_region, init=False)  # [M]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.theta_init <= 1:
-            raise UserError(f"algorithm.theta_init: {self.theta_init} must be above 0 and at most 1")
 
     def begin(self, fraction: float, regions: int) -> None:
         """Before the first round; `fraction` is C."""
@@ -198,3 +197,52 @@ def estimator(name: str, theta_init: float) -> Slack:
     if name not in ESTIMATORS:
         raise unknown("algorithm.slack", name, ESTIMATORS)
     return ESTIMATORS[name](theta_init)
+
+
+# -- rounds that late survivors may still answer ---------------------------------------------------------------
+
+_ROWS = [part.name for part in fields(Counts) if part.name != "closed_by_quota"]
+
+
+@dataclass
+class Ledger:
+    """What the edges write down of R rounds whose windows are open: counts by region, and no names."""
+
+    versions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)  # [R]
+    until: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [R] seconds
+    counts: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64), init=False)  # [R, 4, M]
+    closed_by_quota: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), init=False)  # [R]
+
+    def open(self, version: int, until: float, counts: Counts) -> None:
+        """A round has closed; its late survivors are counted until then."""
+        rows = np.stack([getattr(counts, name) for name in _ROWS])[None]
+        self.versions, self.until = np.append(self.versions, version), np.append(self.until, until)
+        self.counts = np.concatenate([self.counts, rows]) if self.counts.size else rows
+        self.closed_by_quota = np.append(self.closed_by_quota, counts.closed_by_quota)
+
+    def ping(self, versions: IntArray, regions: IntArray, at: FloatArray) -> None:
+        """Survivors of those rounds are done, too late to count for anything else."""
+        self._add("survivors", 1, versions, regions, at)
+
+    def withdraw(self, versions: IntArray, regions: IntArray) -> None:
+        """Clients dropped the work of those rounds, for newer work: they are neither lost nor survivors."""
+        self._add("selected", -1, versions, regions, np.full(len(versions), -np.inf))
+
+    def _add(self, row: str, number: int, versions: IntArray, regions: IntArray, at: FloatArray) -> None:
+        place = np.searchsorted(self.versions, versions)
+        known = np.isin(versions, self.versions)
+        known[known] = np.round(at[known] - self.until[place[known]], 6) <= 0
+        if not known.any():
+            return
+        of_row = self.counts[:, _ROWS.index(row)]
+        where = np.ravel_multi_index((place[known], regions[known]), of_row.shape)
+        of_row += number * np.bincount(where, minlength=of_row.size).reshape(of_row.shape)
+
+    def close(self, now: float) -> list[Counts]:
+        """The rounds whose windows have passed, which are final and leave the ledger."""
+        over = self.until <= now
+        final = zip(self.counts[over], self.closed_by_quota[over].tolist(), strict=True)
+        done = [Counts(**dict(zip(_ROWS, rows, strict=True)), closed_by_quota=full) for rows, full in final]
+        self.versions, self.until = self.versions[~over], self.until[~over]
+        self.counts, self.closed_by_quota = self.counts[~over], self.closed_by_quota[~over]
+        return done

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +30,8 @@ from turnout.core.errors import UserError, check_positive
 from turnout.core.random import FloatArray
 
 GRID = (0.0, 0.2, 0.5, 0.8, 1.0)  # shares of historical clients that are tried where the best is searched by accuracy
+OPTIMAL = "optimal"
+FAR = 0.1  # a bound that is more than this part above the least one deserves a warning
 _HALVINGS = 100
 BoolArray = NDArray[np.bool_]
 
@@ -143,11 +147,83 @@ def crossover_ratio(n: ArrayLike, fresh: ArrayLike) -> float:
     return root * (1 + root) * float(np.linalg.norm(own) / own.sum()) if own.any() else math.inf
 
 
-def equal_groups(nu: float, historical_clients: int, fresh_clients: int) -> tuple[FloatArray, BoolArray]:
-    """n and who is fresh: historical clients hold a share nu of the samples, and clients of a group equally many."""
-    _fraction(nu)
-    fresh = np.arange(historical_clients + fresh_clients) >= historical_clients
-    return np.where(fresh, (1 - nu) / max(fresh_clients, 1), nu / max(historical_clients, 1)), fresh
+def estimated_ratio(B: float, D: float, G: float, parameters: float, samples: float, fresh_clients: float) -> float:
+    """c2 / c1 by what a few local steps show: (B + sqrt(d / N)) / (G D sqrt(M_f)), d `parameters` of the model.
+
+    B is log(classes), the loss of a model that knows nothing; D the longest way from the first model to one trained on
+    a client's old data, G the largest norm of a gradient on the way. Taken for granted: Pdim = d / (10 B)^2,
+    sqrt(1 + ln(N / Pdim)) = 2, sigma0 = 2 G, disc = B, many rounds.
+    """
+    values = {"B": B, "D": D, "G": G, "parameters": parameters, "samples": samples, "fresh_clients": fresh_clients}
+    for name, value in values.items():
+        check_positive(f"streams.{name}", value)
+    return (B + math.sqrt(parameters / samples)) / (G * D * math.sqrt(fresh_clients))
+
+
+# -- every strategy with its bound, before anything is trained ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strategy:
+    name: str
+    importance: FloatArray  # [M]
+    historical_share: float  # what historical clients count together
+    bound: float  # psi / c1, without c0
+    effective_samples: float
+    noise: float  # sigma / sigma0
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The optimum comes first; strategies that need clients who are not there are left out."""
+
+    ratio: float
+    historical_samples: float  # nu
+    threshold: float  # up to this ratio the optimum is Historical
+    crossover: float  # above this ratio Uniform has a lower bound than Historical
+    strategies: tuple[Strategy, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """One sentence for each of Uniform and Historical that is far from the optimum."""
+        best, *others = self.strategies
+        return [
+            f"{row.name}: its bound is {row.bound / best.bound - 1:.0%} above the least one; historical clients should "
+            f"count {best.historical_share:.2f} together, not {row.historical_share:.2f}."
+            for row in others
+            if row.name in ("uniform", "historical") and row.bound > (1 + FAR) * best.bound
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {name: getattr(self, name) for name in ("ratio", "historical_samples", "threshold", "crossover")}
+        rows = [{**vars(row), "importance": row.importance.tolist()} for row in self.strategies]
+        return {**figures, "strategies": rows, "warnings": self.warnings}
+
+
+def stream_plan(samples: ArrayLike, fresh: ArrayLike, ratio: float) -> StreamPlan:
+    """`samples` that each client will have collected by the end, `fresh` whether it stores only the latest, `ratio`
+    c2 / c1 (see `estimated_ratio`)."""
+    check_positive("streams.ratio", ratio)
+    n, fresh = shares(samples, fresh)
+    rows = {OPTIMAL: optimal_importance(n, fresh, ratio)}
+    for name, strategy in STRATEGIES.items():
+        try:
+            rows[name] = strategy(n, fresh)
+        except UserError:
+            continue
+    total = float(np.sum(np.asarray(samples, np.float64)))
+
+    def row(name: str, p: FloatArray) -> Strategy:
+        figures = stream_bound(p, n, fresh, 0, 1, ratio), total * effective_samples(p, n), noise_bound(p, fresh)
+        return Strategy(name, p, float(p[~fresh].sum()), *figures)
+
+    return StreamPlan(
+        ratio,
+        float(n[~fresh].sum()),
+        historical_threshold(n, fresh),
+        crossover_ratio(n, fresh),
+        tuple(row(name, p) for name, p in rows.items()),
+    )
 
 
 def _spread(p: ArrayLike, samples: ArrayLike) -> np.float64:

@@ -9,10 +9,14 @@ Fraboni's thesis (2023), algorithms 6 and 7.
 
 Where the model rolled back to is the initial one, which has seen no data, no noise is added unless asked for. Clients
 that never took part are forgotten as they are: the model stays.
+
+The paper argues each cut by itself. A client that trained in several branches of the lineage is protected by the noise
+of each, and what leaks adds up: mu^2 = sum over cuts of (psi / sigma)^2, read off as epsilon at delta exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,13 +28,42 @@ from torch import Tensor
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
-from turnout.record.lineage import Bound, Cut, alive, roll_back
-from turnout.record.retention import Models
+from turnout.record.branch import Bound, Cut, Models, Table, alive, roll_back
 from turnout.record.sensitivity import check_forgettable
-from turnout.record.table import Table
-from turnout.record.unlearning import Unlearning
+from turnout.record.unlearning import Unlearning, achieved_delta, achieved_epsilon, composed
 from turnout.run.experiment import Experiment, Result, execute
-from turnout.trust.guarantee import Guarantee, guarantee
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What can be promised to some clients, for the model that came through the cuts of a lineage."""
+
+    clients: list[int]
+    rule: str  # sum and joint: they leave together; max: each of them alone
+    psi: list[float]  # at every cut
+    mu: float
+    epsilon: float  # that holds with the delta asked for
+    delta: float  # that holds with the epsilon asked for
+    each: dict[int, float]  # epsilon of every client alone
+
+
+def guarantee(
+    settings: Unlearning, tables: Sequence[Table], lineage: Sequence[Cut], clients: Sequence[int]
+) -> Guarantee:
+    """Compose the sensitivities of clients at every cut."""
+    rule, sigma = settings.group_rule, settings.sigma
+
+    def at_cuts(group: Sequence[int]) -> list[float]:
+        return [float(tables[branch].psi(group, rule)[number]) if number else 0.0 for branch, number in lineage]
+
+    def total_mu(psi: Sequence[float]) -> float:
+        return composed(0.0 if value == 0 else value / sigma if sigma else math.inf for value in psi)
+
+    psi = at_cuts(clients)
+    mu = total_mu(psi)
+    alone = {client: achieved_epsilon(total_mu(at_cuts([client])), settings.delta) for client in clients}
+    epsilon, delta = achieved_epsilon(mu, settings.delta), achieved_delta(mu, settings.epsilon)
+    return Guarantee(sorted(clients), rule, psi, mu, epsilon, delta, alone)
 
 
 @dataclass(frozen=True)
@@ -69,29 +102,21 @@ class Branches:
         """Where a request rolls back to, and what is promised then."""
         asked = sorted(set(clients))
         self._check(asked)
-        number = len(self.requests) + 1
-        if from_scratch:
-            initial = [Cut(0, 0)]
-            promised = guarantee(self.settings, self.tables, initial, asked)
-            return Rollback(number, asked, initial, promised, noised=False)
-        if not any(self.took_part(client) for client in asked):
-            promised = guarantee(self.settings, self.tables, self.lineage, asked)
-            return Rollback(number, asked, self.lineage, promised, False, absent=True)
+        absent = not from_scratch and not any(self.took_part(client) for client in asked)
+        lineage = [Cut(0, 0)] if from_scratch else self.lineage if absent else self._rolled_back(asked)
+        promised = guarantee(self.settings, self.tables, lineage, asked)
+        noised = not from_scratch and not absent and (self.settings.always_noise or lineage[-1] != Cut(0, 0))
+        return Rollback(len(self.requests) + 1, asked, lineage, promised, noised, absent)
+
+    def _rolled_back(self, asked: list[int]) -> list[Cut]:
+        """Find the lineage once these clients are forgotten."""
         for branch in {*(cut.branch for cut in self.lineage), len(self.models) - 1}:
             if 0 not in self.models[branch].rounds:
                 raise UserError(f"unlearn: the models of branch {branch} are gone; restore the files of its rounds")
-        bounds = [self._bound(group) for group in (asked, *self.requests)]
-        lineage = roll_back(
-            self.lineage,
-            [models.rounds for models in self.models],
-            bounds[0],
-            self.settings.threshold,
-            budget=self.settings.budget,
-            earlier=bounds[1:],
-        )
-        promised = guarantee(self.settings, self.tables, lineage, asked)
-        noised = self.settings.always_noise or lineage[-1] != Cut(0, 0)
-        return Rollback(number, asked, lineage, promised, noised)
+        stored = [models.rounds for models in self.models]
+        bound, *earlier = (self._bound(group) for group in (asked, *self.requests))
+        budget, threshold = self.settings.budget, self.settings.threshold
+        return roll_back(self.lineage, stored, bound, threshold, budget=budget, earlier=earlier)
 
     def took_part(self, client: int) -> bool:
         """Whether a client may have had a part in the model: by an update, or by a choice that its data decided."""

@@ -15,36 +15,35 @@ no branch of its own, so that branches may be fewer than requests.
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from turnout.core.errors import UserError
-from turnout.core.files import as_json_text, remove_durably, sha256, write_durably, write_text
+from turnout.core.files import as_json_text, read_json, remove_durably, sha256, write_durably, write_text
 from turnout.core.version import VERSION
-from turnout.record.ended import changes, files_left, log_of
-from turnout.record.lineage import Cut, alive
-from turnout.record.retention import Models, read_model, write_model
+from turnout.record.branch import Cut, Models, Table, alive, read_model, write_model
 from turnout.record.run_folder import reseal, unseal
 from turnout.record.sensitivity import check_forgettable, read_table
-from turnout.record.signed import AuditLog, Entry
-from turnout.record.table import Table
+from turnout.record.signed import AuditLog, Entry, changes, files_left, log_of
 from turnout.record.unlearning import Unlearning
+from turnout.report.read import recorded
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Observer
 from turnout.server.stopping import Stopping
-from turnout.trust.assumptions import ABSENT, PREPARED, Assumption, assumptions, unchanged
-from turnout.trust.certificate import Certificate, page, served, statement
-from turnout.trust.forget import Branches, Rollback, retraining, tracked_settings
-from turnout.trust.guarantee import guarantee
+from turnout.trust.certificate import Certificate, page, rests_on, served, statement
+from turnout.trust.forget import Branches, Rollback, guarantee, noised, retraining, tracked_settings
+from turnout.trust.verify import NOBODY, REPLACED, SEED, facts_of
 
-ENTROPY, SEED, NONE = "the operating system's entropy", "a seed that was given", "none: the model has seen no data"
-NOBODY = "none: no client of the request ever took part"
-BUDGET = ("epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention")
-_REPLACED = ("model.safetensors", "clients.parquet", "result.json")
+ENTROPY, NONE = "the operating system's entropy", "none: the model has seen no data"
+_ORDER = (
+    "statement", "version", "request", "received", "forgotten", "budget", "threshold", "guarantee", "earlier",
+    "together", "rollback", "lineage", "noise", "assumptions", "retraining", "destroyed", "models", "audit", "log",
+)  # fmt: skip
 
 
 @dataclass
@@ -66,17 +65,11 @@ class Run:
                     f"unlearn: {self.folder} holds no sensitivity table, the run was not tracked; forget --from-scratch"
                 )
         self.log = AuditLog(self.folder / "unlearning" / "log.jsonl")
-        first = self.log.find("requested", 1)
-        if first is not None:
-            self._check_budget(first["settings"])
-
-    def _check_budget(self, fixed: dict[str, Any]) -> None:
-        """What was promised to the first who were forgotten holds for all."""
-        for name, value in json.loads(as_json_text(asdict(self.settings))).items():
-            if fixed[name] != value:
-                raise UserError(
-                    f"unlearning.{name}: {value} is not what the first request of this run fixed, {fixed[name]}"
-                )
+        own = _as_logged(self.settings)
+        fixed = (self.log.find("requested", 1) or {"settings": own})["settings"]  # what was promised once holds for all
+        for name, value in own.items():
+            if (first := fixed[name]) != value:
+                raise UserError(f"unlearning.{name}: {value} is not what the first request of this run fixed, {first}")
 
     @property
     def answered(self) -> int:
@@ -129,7 +122,7 @@ class Run:
         """Files of a branch that requests have destroyed or replaced."""
         prefix = "" if branch == 0 else f"unlearning/branch{branch}/"
         gone = (name for entry in self.log.entries if entry["event"] == "destroying" for name in entry["files"])
-        replaced = _REPLACED if branch == 0 and any(e["event"] == "destroyed" for e in self.log.entries) else ()
+        replaced = REPLACED if branch == 0 and any(e["event"] == "destroyed" for e in self.log.entries) else ()
         return {name.removeprefix(prefix) for name in gone if name.startswith(prefix)} | set(replaced)
 
     @cached_property
@@ -147,9 +140,6 @@ class Run:
             [facts for _, facts in self.tables] if self.ended else [],
         )
 
-    def plan(self, clients: Sequence[int]) -> Rollback:
-        return self.branches.plan(clients, self.from_scratch)
-
     def dead(self, lineage: Sequence[Cut]) -> Iterator[Path]:
         """Every file with parameters that is no part of the history left: models, and whole states of servers."""
         for branch in range(self.retrained + 1):
@@ -162,11 +152,15 @@ class Run:
                 yield from (path for path in (self.start_path(branch), home / "model.safetensors") if path.exists())
 
 
+def _as_logged(options: Unlearning | Stopping) -> dict[str, Any]:
+    return dict(json.loads(as_json_text(asdict(options))))
+
+
 def plan(run: Run, clients: Sequence[int]) -> Rollback:
     """What a request would do; nothing is written."""
     if run.pending is not None:
         raise _unfinished(run)
-    return run.plan(clients)
+    return run.branches.plan(clients, run.from_scratch)
 
 
 def _unfinished(run: Run) -> UserError:
@@ -174,14 +168,6 @@ def _unfinished(run: Run) -> UserError:
     names = " ".join(f"--client {client}" for client in run.pending["clients"])
     names += " --from-scratch" if run.pending.get("from_scratch") else ""
     return UserError(f"unlearn: request {run.answered + 1} is not finished; go on with: {run.folder} {names}")
-
-
-def _check_new(run: Run) -> None:
-    """Raise if the next request left something behind before: its noise must not be used again."""
-    number = run.retrained + 1
-    for path in (run.start_path(number), run.home(number)):
-        if path.exists():
-            raise UserError(f"unlearn: the log does not know of {path}; lines were cut off, restore {run.log.path}")
 
 
 def unlearn(
@@ -196,11 +182,13 @@ def unlearn(
     """Carry a request out, or go on with one that was interrupted. Retraining stops as the run did, unless said."""
     asked, begun = sorted(set(clients)), run.pending
     if begun is None:  # refuse before anything is written
-        _check_new(run)
-        run.plan(asked)
+        for path in (run.start_path(run.retrained + 1), run.home(run.retrained + 1)):
+            if path.exists():  # noise of an earlier one must not be used again
+                raise UserError(f"unlearn: the log does not know of {path}; lines were cut off, restore {run.log.path}")
+        run.branches.plan(asked, run.from_scratch)
     elif begun["clients"] != asked or begun.get("from_scratch", False) != run.from_scratch:
         raise _unfinished(run)
-    elif stopping is not None and json.loads(as_json_text(asdict(stopping))) != begun.get("stopping"):
+    elif stopping is not None and _as_logged(stopping) != begun.get("stopping"):
         raise UserError(f"--rounds, --target: this request was begun with {begun.get('stopping')}; go on the same way")
     return _Request(run, asked, noise_seed, stopping).carry_out(checkpoint_every, observers)
 
@@ -220,31 +208,24 @@ class _Request:
 
     def carry_out(self, checkpoint_every: int, observers: Sequence[Observer]) -> Certificate:
         folder = self.run.folder
-        unseal(folder, self.log.path.relative_to(folder).as_posix(), *_REPLACED)
-        certificate = self._carry_out(checkpoint_every, observers)
+        unseal(folder, self.log.path.relative_to(folder).as_posix(), *REPLACED)
+        requested = self._once("requested", self._requested)
+        planned = self._once("planned", self._planned)
+        if planned["noise"] != NOBODY:
+            if planned["noise"] in (ENTROPY, SEED) and planned["noise"] != self._source(True):
+                raise UserError(f"--noise-seed: this request was begun with {planned['noise']}; go on the same way")
+            lineage = [Cut(*cut) for cut in planned["lineage"]]
+            self._once("noised", lambda: self._noised(lineage[-1], planned["noise"]))
+            self._once("retrained", lambda: self._retrained(requested, checkpoint_every, observers))
+            dead = self._once("destroying", lambda: {"files": self._hashes(self.run.dead(lineage))})["files"]
+            unseal(folder, *dead)
+            self._once("destroyed", lambda: self._destroyed(dead))
+            self._once("superseded", self._superseded)
+        certificate = self._certificate(requested, planned)
+        self._once("certified", lambda: self._certified(certificate))
         for home in {self.run.home(branch) for branch in range(self.branch + 1)} - {folder}:
             reseal(home)
         reseal(folder)
-        return certificate
-
-    def _carry_out(self, checkpoint_every: int, observers: Sequence[Observer]) -> Certificate:
-        requested = self._once("requested", self._requested)
-        planned = self._once("planned", self._planned)
-        if planned["noise"] == NOBODY:
-            certificate = self._certificate(requested, planned)
-            self._once("certified", lambda: self._certified(certificate))
-            return certificate
-        if planned["noise"] in (ENTROPY, SEED) and planned["noise"] != self._source(True):
-            raise UserError(f"--noise-seed: this request was begun with {planned['noise']}; go on the same way")
-        lineage = [Cut(*cut) for cut in planned["lineage"]]
-        noised = self._once("noised", lambda: self._noised(lineage, planned["noise"]))
-        retrained = self._once("retrained", lambda: self._retrained(requested, checkpoint_every, observers))
-        dead = self._once("destroying", lambda: {"files": self._hashes(self.run.dead(lineage))})["files"]
-        unseal(self.run.folder, *dead)
-        self._once("destroyed", lambda: self._destroyed(dead))
-        self._once("superseded", self._superseded)
-        certificate = self._certificate(requested, planned, noised, retrained, len(dead))
-        self._once("certified", lambda: self._certified(certificate))
         return certificate
 
     def _requested(self) -> dict[str, Any]:
@@ -261,7 +242,7 @@ class _Request:
         }
 
     def _planned(self) -> dict[str, Any]:
-        rollback = self.run.plan(self.clients)
+        rollback = self.branches.plan(self.clients, self.run.from_scratch)
         return {
             "lineage": rollback.lineage,
             "stored": [models.rounds for models in self.branches.models],
@@ -281,18 +262,16 @@ class _Request:
     def _source(self, noised: bool) -> str:
         return NONE if not noised else ENTROPY if self.noise_seed is None else SEED
 
-    def _noised(self, lineage: list[Cut], source: str) -> dict[str, Any]:
+    def _noised(self, cut: Cut, source: str) -> dict[str, Any]:
         if self.run.from_scratch:
             return {"rolled_back_to": None, "start": None}
-        branch, number = lineage[-1]
-        path = self.run.start_path(self.branch)
+        models, path = self.branches.models[cut.branch], self.run.start_path(self.branch)
         if not path.exists():
-            promised = guarantee(self.run.settings, self.branches.tables, lineage, self.clients)
-            rollback = Rollback(self.number, self.clients, lineage, promised, source != NONE)
-            write_model(path, self.branches.start(rollback, self.noise_seed))
-        return {"rolled_back_to": sha256(self.branches.models[branch].path(number)), "start": sha256(path)}
+            model, sigma = models[cut.round], self.run.settings.sigma
+            write_model(path, model if source == NONE else noised(model, sigma, self.noise_seed, self.number))
+        return {"rolled_back_to": sha256(models.path(cut.round)), "start": sha256(path)}
 
-    def _hashes(self, paths: Iterator[Path]) -> dict[str, str]:
+    def _hashes(self, paths: Iterable[Path]) -> dict[str, str]:
         return {str(path.relative_to(self.run.folder)): sha256(path) for path in paths}
 
     def _destroyed(self, dead: dict[str, str]) -> dict[str, Any]:
@@ -311,82 +290,73 @@ class _Request:
             experiment = replace(whole, population=whole.population.without(self.gone))
         else:
             experiment = retraining(whole, read_model(self.run.start_path(self.branch)), self.gone)
-        result = execute(
-            experiment,
-            self.home,
-            checkpoint_every=checkpoint_every,
-            resume=self.home.exists(),
-            observers=observers,
-        )
+        going_on = self.home.exists()
+        result = execute(experiment, self.home, checkpoint_every=checkpoint_every, resume=going_on, observers=observers)
         facts = {"rounds": result.server.version, "stopped": result.server.stopped, "forgotten": self.gone}
         return facts | {"model": sha256(self.home / "model.safetensors"), "ended": log_of(self.home).head}
 
     def _superseded(self) -> dict[str, Any]:
         """What RUN serves is now what retraining has made."""
-        for name in _REPLACED:
-            write_durably(self.run.folder / name, partial(shutil.copyfile, self.home / name))
-        return {"model": sha256(self.run.folder / "model.safetensors"), "files": self._hashes(self._replaced())}
+        paths = [self.run.folder / name for name in REPLACED]
+        for path in paths:
+            write_durably(path, partial(shutil.copyfile, self.home / path.name))
+        return {"model": sha256(self.run.folder / "model.safetensors"), "files": self._hashes(paths)}
 
-    def _replaced(self) -> Iterator[Path]:
-        return (self.run.folder / name for name in _REPLACED)
-
-    def _assumptions(self, planned: Entry, lineage: list[Cut]) -> list[Assumption]:
-        if planned["noise"] == NOBODY:
-            return [ABSENT, PREPARED]
-        facts = [self.run.tables[cut.branch][1] for cut in lineage if cut.round]
-        if not facts:  # back to the initial model
-            return [PREPARED]
-        return [*assumptions(self.run.settings, facts), unchanged(planned.get("ended", False)), PREPARED]
-
-    def _certificate(
-        self,
-        requested: Entry,
-        planned: Entry,
-        noised: Entry | None = None,
-        retrained: Entry | None = None,
-        destroyed: int = 0,
-    ) -> Certificate:
+    def _certificate(self, requested: Entry, planned: Entry) -> Certificate:
         settings, tables = self.run.settings, self.branches.tables
         lineage = [Cut(*cut) for cut in planned["lineage"]]
         summed = replace(settings, group_rule="sum")
-        found = self._assumptions(planned, lineage)
-        noised = noised or {"rolled_back_to": None, "start": None}
-        retrained = retrained or {"rounds": 0, "stopped": "not needed", "model": requested["model"]}
-        last = self.log.find("superseded", self.number) or planned
+        facts = [self.run.tables[cut.branch][1] for cut in lineage if cut.round]
+        found = rests_on(settings, facts, planned["noise"] == NOBODY, planned.get("ended", False))
+        steps = {entry["event"]: entry for entry in self.log.entries if entry["request"] == self.number}
         before, after = (
             {f"{name} of the forgotten, {when}": value for name, value in served.items()}
             for when, served in (("before", requested["served"]), ("after", served(self.run.folder, self.clients)))
         )
-        certificate: Certificate = {
-            "version": requested["version"],
-            "request": self.number,
-            "received": requested["at"],
-            "forgotten": self.gone,
-            "budget": {name: requested["settings"][name] for name in BUDGET},
-            "threshold": planned["threshold"],
-            "guarantee": guarantee(settings, tables, lineage, self.clients).as_dict(),
-            "earlier": [guarantee(settings, tables, lineage, group).as_dict() for group in self.branches.requests],
-            "together": guarantee(summed, tables, lineage, self.gone).as_dict(),
-            "rollback": lineage[-1] if planned["noise"] != NOBODY else None,
-            "lineage": lineage,
-            "noise": {"sigma": settings.sigma, "source": planned["noise"], "private": planned["noise"] != SEED},
+        own = {
+            "guarantee": asdict(guarantee(settings, tables, lineage, self.clients)),
+            "earlier": [asdict(guarantee(settings, tables, lineage, group)) for group in self.branches.requests],
+            "together": asdict(guarantee(summed, tables, lineage, self.gone)),
             "assumptions": [asdict(one) for one in found],
-            "retraining": {"rounds": retrained["rounds"], "stopped": retrained["stopped"]},
-            "destroyed": destroyed,
-            "models": {
-                "before": requested["model"],
-                "rolled back to": noised["rolled_back_to"],
-                "retraining began with": noised["start"],
-                "after": retrained["model"],
-            },
             "audit": before | after,
-            "log": {"entry": last["number"], "hash": last["hash"]},
         }
-        certificate = json.loads(as_json_text(certificate))
-        return {"statement": statement(certificate, found), **certificate}
+        certificate: Certificate = json.loads(as_json_text(facts_of(self.number, steps, self.gone) | own))
+        certificate["statement"] = statement(certificate, found)
+        return {name: certificate[name] for name in _ORDER}
 
     def _certified(self, certificate: Certificate) -> dict[str, Any]:
         stem = self.run.folder / "unlearning" / f"certificate{self.number}"
         write_text(stem.with_suffix(".json"), as_json_text(certificate))
         write_text(stem.with_suffix(".html"), page(certificate))
         return {name: sha256(stem.with_suffix(f".{name}")) for name in ("json", "html")}
+
+
+def stopping_of(run: Run, rounds: int | None, target: float | None) -> Stopping | None:
+    """When to stop retraining, where that was said: otherwise as the run did."""
+    if rounds is None and target is None:
+        return None
+    if rounds is not None and rounds < 1:
+        raise UserError(f"--rounds: {rounds} must be at least 1")
+    said: dict[str, Any] = {"rounds": rounds, "target": target}
+    stopping = replace(run.experiment.stopping, **{name: value for name, value in said.items() if value is not None})
+    path = run.folder / "result.json"
+    known = read_json(path)["measures"] if path.exists() else {}
+    if target is not None and stopping.measure not in known:
+        words = ", ".join(sorted(known)) or "nothing, since the run has not ended"
+        raise UserError(f"--target: the run's run.measure, {stopping.measure}, is not measured; known: {words}")
+    return stopping
+
+
+def cost(run: Run, rollback: Rollback, stopping: Stopping) -> dict[str, Any]:
+    """Estimate the cost of a request: rounds (infinite: as many as the time allows), virtual seconds and bytes of its
+    retraining at most, a round as long and as dear as those of the last training."""
+    if rollback.absent:
+        return {"rounds": 0, "virtual_seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0, "target": None}
+    last = recorded(run.home(run.retrained))
+    done = float(max(last.rounds().get("round", ()), default=0))
+    seconds = (last.last("time") or 0.0) / max(done, 1.0)
+    rounds = math.inf if stopping.rounds is None else float(stopping.rounds)
+    if stopping.seconds is not None and seconds:
+        rounds = min(rounds, stopping.seconds / seconds)
+    traffic = {name: last.total(name) / max(done, 1.0) * rounds for name in ("bytes_down", "bytes_up")}
+    return {"rounds": rounds, "virtual_seconds": seconds * rounds, **traffic, "target": stopping.target}

@@ -15,18 +15,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 import sys
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ENTRIES = ("requested", "planned", "noised", "retrained", "destroying", "destroyed", "superseded", "certified")
 OF_ABSENT = ("requested", "planned", "certified")  # of clients that never took part
 FIRST = "0" * 64
+SEED = "a seed that was given"
 NOBODY = "none: no client of the request ever took part"
 REPLACED = ("model.safetensors", "clients.parquet", "result.json")
 BUDGET = ("epsilon", "delta", "sigma", "calibration", "bound", "group_rule", "budget", "weights", "retention")
-Psi = Callable[[list[int], str], Callable[[int, int], float]]  # of a group, by which rule: at a branch, at a round
+Steps = dict[str, dict[str, Any]]  # the entries of one request, by event
+Tables = dict[int, tuple[dict[str, Any], list[dict[str, Any]]]]  # by branch: facts, and what is known of every round
+Bound = Callable[[int, int], float]  # at a branch, at a round
+Psi = Callable[[list[int], str], Bound]  # of a group, by which rule
 
 
 def problems(run: Path, head: str | None = None) -> list[str]:
@@ -41,15 +47,15 @@ def problems(run: Path, head: str | None = None) -> list[str]:
         found += check_head(head, [entry["hash"] for entry in last]) if head is not None and last else []
     if found:
         return found
-    requests: dict[int, dict[str, dict[str, Any]]] = {}
+    requests: dict[int, Steps] = {}
     for entry in entries:
         requests.setdefault(entry["request"], {})[entry["event"]] = entry
     found += check_requests(run, requests)
-    if not found:
-        found += check_left(run, entries)
+    found = found or list(check_left(run, entries))
+    known = {f"certificate{number}" for number in requests}
     for kind in ("json", "html"):
-        written = {certificate.name for certificate in (run / "unlearning").glob(f"certificate*.{kind}")}
-        found += [f"{name} is not in the log" for name in sorted(written) if _number_of(name) not in requests]
+        written = sorted((run / "unlearning").glob(f"certificate*.{kind}"))
+        found += [f"{certificate.name} is not in the log" for certificate in written if certificate.stem not in known]
     models = [entry["model"] for entry in entries if entry["event"] == "superseded"]
     if models and _hash(run / "model.safetensors") != models[-1]:
         found.append("model.safetensors is not the model that was certified last")
@@ -72,11 +78,9 @@ def check_head(head: str, hashes: list[str]) -> list[str]:
     return [f"log: it ends with {hashes[-1]}, and {head} is nowhere in it: lines were cut off, or written anew"]
 
 
-def check_requests(run: Path, requests: dict[int, dict[str, dict[str, Any]]]) -> list[str]:
-    found: list[str] = []
-    groups, lineage = list[list[int]](), list[list[int]]()
-    for number in sorted(requests):
-        steps = requests[number]
+def check_requests(run: Path, requests: dict[int, Steps]) -> list[str]:
+    found, groups, lineage = list[str](), list[list[int]](), list[list[int]]()
+    for number, steps in sorted(requests.items()):
         order = OF_ABSENT if steps.get("planned", {}).get("noise") == NOBODY else ENTRIES
         if list(steps) != list(order[: len(steps)]):
             found.append(f"request {number}: its entries are {', '.join(steps)}")
@@ -85,7 +89,8 @@ def check_requests(run: Path, requests: dict[int, dict[str, dict[str, Any]]]) ->
             break
         try:
             groups.append(steps["requested"]["clients"])
-            found += check_request(run, number, steps, groups, lineage)
+            for problem in check_request(run, number, steps, groups, lineage):
+                found.append(f"request {number}: {problem}")
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             found.append(f"request {number}: its record is not whole ({type(error).__name__}: {error})")
         if found:  # what comes after builds on it
@@ -94,29 +99,27 @@ def check_requests(run: Path, requests: dict[int, dict[str, dict[str, Any]]]) ->
     return found
 
 
-def check_left(run: Path, entries: list[dict[str, Any]]) -> list[str]:
-    """Whether every branch is what it was when its run ended, but for what requests have destroyed or replaced."""
-    found: list[str] = []
+def check_left(run: Path, entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Check that every branch is what it was when its run ended, but for what requests have destroyed or replaced."""
     gone = {name for entry in entries if entry["event"] == "destroying" for name in entry["files"]}
     replaced = [entry.get("files", {}) for entry in entries if entry["event"] == "superseded"]
     for branch, start in enumerate((entry["start"] for entry in entries if entry["event"] == "noised"), 1):
         name = f"unlearning/start{branch}.safetensors"
         if start is not None and name not in gone and _hash(run / name) != start:
-            found.append(f"{name} is not the model that was noised")
+            yield f"{name} is not the model that was noised"
     for branch in range(1 + sum(entry["event"] == "retrained" for entry in entries)):
         home, prefix = _home(run, branch), "" if branch == 0 else f"unlearning/branch{branch}/"
         path = home / "sensitivity" / "log.jsonl"
         if not path.exists():
             continue
-        log = read_log(path, found)
+        log = read_log(path, found := list[str]())
+        yield from found
         left = log[-1].get("files", {}) if log and log[-1]["event"] == "ended" else {}
         if branch == 0 and replaced:
             left = {name: value for name, value in left.items() if name not in REPLACED} | replaced[-1]
         for name, value in left.items():
             if prefix + name not in gone and _hash(home / name) != value:
-                why = "is not as the run left it" if (home / name).exists() else "is gone"
-                found.append(f"{prefix}{name} {why}")
-    return found
+                yield f"{prefix}{name} {'is not as the run left it' if (home / name).exists() else 'is gone'}"
 
 
 def check_chain(text: bytes, found: list[str]) -> list[dict[str, Any]]:
@@ -145,94 +148,96 @@ def check_chain(text: bytes, found: list[str]) -> list[dict[str, Any]]:
 
 
 def check_request(
-    run: Path, number: int, steps: dict[str, dict[str, Any]], groups: list[list[int]], before: list[list[int]]
-) -> list[str]:
+    run: Path, number: int, steps: Steps, groups: list[list[int]], before: list[list[int]]
+) -> Iterator[str]:
+    """Check that a request was answered as its log says, and as it should have been."""
     settings, planned = steps["requested"]["settings"], steps["planned"]
-    found: list[str] = []
-    tables: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    tables: Tables = {}
     for branch, (table_hash, facts_hash) in enumerate(zip(planned["tables"], planned["facts"], strict=True)):
         if table_hash is None:  # not needed
             continue
         folder = _home(run, branch) / "sensitivity"
         if _hash(folder / "table.jsonl") != table_hash or _hash(folder / "facts.json") != facts_hash:
-            return [f"request {number}: the table of branch {branch} is not the one it was planned with"]
+            yield f"the table of branch {branch} is not the one it was planned with"
+            return
         lines = (folder / "table.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         tables[branch] = (facts, [json.loads(line) for line in lines])
-    ends = dict(enumerate(steps["requested"].get("ended", [])))
-    if "ended" in steps.get("retrained", {}):
-        ends[planned["branch"]] = steps["retrained"]["ended"]
-    for branch, head in ends.items():
-        path = _home(run, branch) / "sensitivity" / "log.jsonl"
-        log = check_chain(path.read_bytes() if path.exists() else b"", found)
-        if head is not None and (log[-1]["hash"] if log else FIRST) != head:
-            return [f"request {number}: {path} does not end as it did when the request came"]
+    if ended := list(check_ends(run, steps)):
+        yield from ended
+        return
 
-    def psi(group: list[int], rule: str) -> Callable[[int, int], float]:
+    def psi(group: list[int], rule: str) -> Bound:
         columns = {branch: bound(facts["groups"], turns, group, rule) for branch, (facts, turns) in tables.items()}
         return lambda branch, at: columns[branch][at] if at else 0.0
 
     threshold = settings["sigma"] / ratio(settings["epsilon"], settings["delta"], settings["calibration"])
     if not _near(threshold, planned["threshold"]):
-        found.append(f"request {number}: the threshold is {threshold:.9g}, not {planned['threshold']:.9g}")
-    bounds = [psi(group, settings["group_rule"]) for group in (groups[-1], *groups[:-1])]
-    total = settings["budget"] == "per_client_total"
+        yield f"the threshold is {threshold:.9g}, not {planned['threshold']:.9g}"
     if planned["noise"] == NOBODY:
         if part := [client for client in groups[-1] if took_part(client, tables, before)]:
-            return [f"request {number}: client {part[0]} may have taken part, and nothing was done"]
+            yield f"client {part[0]} may have taken part, and nothing was done"
+            return
         chosen = before
     elif steps["requested"].get("from_scratch"):
         chosen = [[0, 0]]
     else:
+        bounds = [psi(group, settings["group_rule"]) for group in (groups[-1], *groups[:-1])]
+        total = settings["budget"] == "per_client_total"
         chosen = choose(before, planned["stored"], bounds, threshold * (1 + 1e-12), total)
     if chosen != planned["lineage"]:
-        return [*found, f"request {number}: it should have been rolled back to {chosen}, not {planned['lineage']}"]
+        yield f"it should have been rolled back to {chosen}, not {planned['lineage']}"
+        return
     path = run / "unlearning" / f"certificate{number}"
     for kind in ("json", "html"):
         if _hash(path.with_suffix(f".{kind}")) != steps["certified"][kind]:
-            found.append(f"request {number}: certificate{number}.{kind} is not the one in the log")
-            return found
+            yield f"certificate{number}.{kind} is not the one in the log"
+            return
     certificate = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    found += [f"request {number}: {problem}" for problem in _check_certificate(certificate, number, steps, groups, psi)]
-    destroyed = steps["destroying"]["files"] if "destroying" in steps else {}
-    found += [
-        f"request {number}: {name} was to be destroyed"
-        for name, value in destroyed.items()
-        if (run / name).exists() and _hash(run / name) == value
-    ]
-    return found
+    yield from _check_certificate(certificate, number, steps, groups, psi)
+    for name, value in steps.get("destroying", {}).get("files", {}).items():
+        if (run / name).exists() and _hash(run / name) == value:
+            yield f"{name} was to be destroyed"
+
+
+def check_ends(run: Path, steps: Steps) -> Iterator[str]:
+    """Check that the logs of runs end as they did when a request came."""
+    ends = dict(enumerate(steps["requested"].get("ended", [])))
+    if "ended" in steps.get("retrained", {}):
+        ends[steps["planned"]["branch"]] = steps["retrained"]["ended"]
+    for branch, head in ends.items():
+        path = _home(run, branch) / "sensitivity" / "log.jsonl"
+        log = check_chain(path.read_bytes() if path.exists() else b"", found := list[str]())
+        yield from found
+        if head is not None and (log[-1]["hash"] if log else FIRST) != head:
+            yield f"{path} does not end as it did when the request came"
 
 
 def _check_certificate(
-    certificate: dict[str, Any], number: int, steps: dict[str, dict[str, Any]], groups: list[list[int]], psi: Psi
-) -> list[str]:
-    settings, lineage, found = steps["requested"]["settings"], steps["planned"]["lineage"], list[str]()
+    certificate: dict[str, Any], number: int, steps: Steps, groups: list[list[int]], psi: Psi
+) -> Iterator[str]:
+    settings, lineage = steps["requested"]["settings"], steps["planned"]["lineage"]
     everybody = sorted(client for group in groups for client in group)
     stated_to = [(certificate["guarantee"], groups[-1]), *zip(certificate["earlier"], groups, strict=False)]
     promises = [(promise, group, settings["group_rule"]) for promise, group in stated_to]
-    promises.append((certificate["together"], everybody, "sum"))
-    for promise, group, rule in promises:
+    for promise, group, rule in (*promises, (certificate["together"], everybody, "sum")):
         at_cuts = [psi(group, rule)(*cut) for cut in lineage]
         mu = math.hypot(*(0.0 if value == 0 else value / settings["sigma"] for value in at_cuts))
         right = (mu, _least_epsilon(mu, settings["delta"]), excess(mu, settings["epsilon"]))
         stated = (promise["mu"], promise["epsilon"], promise["delta"])
         if promise["clients"] != group and promise["clients"] != sorted(group):
-            found.append(f"a promise names {promise['clients']}, not {group}")
+            yield f"a promise names {promise['clients']}, not {group}"
         if not all(_near(a, b) for a, b in zip([*right, *at_cuts], [*stated, *promise["psi"]], strict=True)):
-            words = "mu {:.6g}, epsilon {:.6g}, delta {:.6g}".format(*right)
-            found.append(f"the promise to {group} should be {words}")
-    found += [
-        f"its certificate does not say of {name} what the log says"
-        for name, value in facts_of(number, steps, everybody).items()
-        if certificate[name] != value
-    ]
+            yield "the promise to {} should be mu {:.6g}, epsilon {:.6g}, delta {:.6g}".format(group, *right)
+    for name, value in facts_of(number, steps, everybody).items():
+        if certificate[name] != value:
+            yield f"its certificate does not say of {name} what the log says"
     doubtful = any(one["state"] in ("fails", "unknown") for one in certificate["assumptions"])
     if doubtful and "heuristic" not in certificate["statement"]:
-        found.append("its certificate does not say that the bound is heuristic")
-    return found
+        yield "its certificate does not say that the bound is heuristic"
 
 
-def facts_of(number: int, steps: dict[str, dict[str, Any]], everybody: list[int]) -> dict[str, Any]:
+def facts_of(number: int, steps: Steps, everybody: list[int]) -> dict[str, Any]:
     """What a certificate repeats of the log."""
     settings, planned = steps["requested"]["settings"], steps["planned"]
     absent = planned["noise"] == NOBODY
@@ -251,7 +256,7 @@ def facts_of(number: int, steps: dict[str, dict[str, Any]], everybody: list[int]
         "noise": {
             "sigma": settings["sigma"],
             "source": planned["noise"],
-            "private": planned["noise"] != "a seed that was given",
+            "private": planned["noise"] != SEED,
         },
         "retraining": {name: retrained[name] for name in ("rounds", "stopped")},
         "destroyed": 0 if absent else len(steps["destroying"]["files"]),
@@ -283,9 +288,7 @@ def bound(known: list[list[int]], turns: list[dict[str, Any]], group: list[int],
     return psi
 
 
-def took_part(
-    client: int, tables: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]], lineage: list[list[int]]
-) -> bool:
+def took_part(client: int, tables: Tables, lineage: list[list[int]]) -> bool:
     """Whether a client may have had a part in the model."""
     current = max(tables)
     for branch, number in [*(cut for cut in lineage if cut[1]), [current, len(tables[current][1])]]:
@@ -298,11 +301,7 @@ def took_part(
 
 
 def choose(
-    lineage: list[list[int]],
-    stored: list[list[int]],
-    bounds: list[Callable[[int, int], float]],
-    threshold: float,
-    total: bool,
+    lineage: list[list[int]], stored: list[list[int]], bounds: list[Bound], threshold: float, total: bool
 ) -> list[list[int]]:
     kept: list[list[int]] = []
     current = len(stored) - 1
@@ -334,7 +333,8 @@ def excess(mu: float, epsilon: float) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    return max(0.0, math.exp(log_phi(mu / 2 - epsilon / mu)) - math.exp(epsilon + log_phi(-mu / 2 - epsilon / mu)))
+    near, far = log_phi(mu / 2 - epsilon / mu), log_phi(-mu / 2 - epsilon / mu)
+    return max(0.0, math.exp(near) - math.exp(min(0.0, epsilon + far)))
 
 
 def ratio(epsilon: float, delta: float, calibration: str) -> float:
@@ -349,17 +349,12 @@ def _least_epsilon(mu: float, delta: float) -> float:
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    if holds(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while not holds(high):
-        low, high = high, 2 * high
-        if math.isinf(high):
-            return high
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    """Find the least number from 0 on for which it holds: such numbers are in the order of their bits."""
+
+    def number(bits: int) -> float:
+        return float(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
+
+    return number(bisect_left(range(0x7FF << 52), True, key=lambda bits: holds(number(bits))))
 
 
 def _near(a: float | None, b: float | None) -> bool:
@@ -378,11 +373,6 @@ def _hash(path: Path) -> str:
 
 def _home(run: Path, branch: int) -> Path:
     return run if branch == 0 else run / "unlearning" / f"branch{branch}"
-
-
-def _number_of(name: str) -> int:
-    digits = "".join(filter(str.isdigit, name))
-    return int(digits) if digits else -1
 
 
 def main() -> int:

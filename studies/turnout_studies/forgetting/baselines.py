@@ -26,9 +26,8 @@ from turnout.algorithms._algorithm import Algorithm
 from turnout.core.errors import UserError, check_positive
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
-from turnout.record.calibration import achieved_epsilon, noise_ratio
-from turnout.record.table import Table
-from turnout.record.unlearning import Unlearning
+from turnout.record.branch import Table
+from turnout.record.unlearning import Unlearning, achieved_epsilon, noise_ratio
 from turnout.run.experiment import Experiment, execute
 from turnout.server.observer import Observer, Round
 from turnout.server.privacy import Privacy

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from turnout.core import random
 from turnout.core.errors import UserError, unknown
-from turnout.theory.mirror import Anytime, Schedule, check_floor, floored, mirror_step
+from turnout.theory.mirror import floored, mirror_step
 from turnout_studies.online.components import Components
 from turnout_studies.online.em import federated_em, mixture_log_prob, weight_gradient
 from turnout_studies.online.samples import Received, Samples
+from turnout_studies.online.step_sizes import Anytime, Schedule, check_floor
 
 AVERAGING = ("running_mean", "none", "ema")
 

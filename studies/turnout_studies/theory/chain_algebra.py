@@ -17,23 +17,10 @@ import math
 from functools import reduce
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
+from turnout.clients.chains import feasible, lowest_correlation
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
-
-
-def lowest_correlation(probability: ArrayLike) -> FloatArray:
-    """max{-pi / (1 - pi), -(1 - pi) / pi}: below it no two-state chain is online a share pi of the time."""
-    online = np.asarray(probability, np.float64)
-    less = np.minimum(online, 1 - online)
-    return np.asarray(-less / (1 - less) + 0.0)  # never a negative zero
-
-
-def feasible(probability: ArrayLike, correlation: ArrayLike) -> NDArray[np.bool_]:
-    """Whether there are such chains: lowest_correlation(pi) <= lambda < 1, up to rounding."""
-    repeats = np.asarray(correlation, np.float64)
-    return np.asarray((repeats >= lowest_correlation(probability) - 1e-12) & (repeats < 1))
 
 
 def transition_matrix(probability: float, correlation: float) -> FloatArray:

@@ -1,4 +1,4 @@
-"""The constants of the bound for data streams, what they are estimated by, and the optimisation error behind them.
+"""The constants of the bound for data streams, and the optimisation error behind them.
 
 Marfoq, Neglia, Kameni, Vidal, "Federated learning for data streams", AISTATS 2023; Marfoq's thesis, theorem 4.3.3,
 corollary 4.3.5 and appendix G. Symbols: B bounds the loss, D is the diameter of the parameters, L the smoothness of the
@@ -26,19 +26,6 @@ def bound_constants(
         raise UserError(f"streams.pdim: {pdim} must be above 0 and at most the {samples} samples")
     learning = 10 * B * math.sqrt(1 + math.log(samples / pdim)) * math.sqrt(pdim / samples)
     return sigma0 * math.sqrt(fresh_clients) * (D + 2 / math.sqrt(rounds)), learning + 2 * disc
-
-
-def estimated_ratio(B: float, D: float, G: float, parameters: float, samples: float, fresh_clients: float) -> float:
-    """c2 / c1 by what a few local steps show: (B + sqrt(d / N)) / (G D sqrt(M_f)), d `parameters` of the model.
-
-    B is log(classes), the loss of a model that knows nothing; D the longest way from the first model to one trained on
-    a client's old data, G the largest norm of a gradient on the way. Taken for granted: Pdim = d / (10 B)^2,
-    sqrt(1 + ln(N / Pdim)) = 2, sigma0 = 2 G, disc = B, many rounds.
-    """
-    values = {"B": B, "D": D, "G": G, "parameters": parameters, "samples": samples, "fresh_clients": fresh_clients}
-    for name, value in values.items():
-        check_positive(f"streams.{name}", value)
-    return (B + math.sqrt(parameters / samples)) / (G * D * math.sqrt(fresh_clients))
 
 
 def gradient_limit(L: float, B: float) -> float:

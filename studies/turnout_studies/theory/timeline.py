@@ -8,15 +8,12 @@ long run a round takes `cycle_time` of the delays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from turnout.core.random import FloatArray
-from turnout.peers.network import BoolArray, Exchange, Network, Overlay
-
-PerRound = Callable[[int], FloatArray]
+from turnout.peers.network import BoolArray, Exchange, Network, Overlay, PerRound
 
 
 def timeline(

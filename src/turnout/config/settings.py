@@ -1,0 +1,71 @@
+"""The sections of a configuration, and what those two take that make nothing by themselves: [run] and [clients]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from turnout.config.options import Section, shown
+from turnout.core.allowed import Count
+from turnout.core.errors import UserError, check_room
+from turnout.core.spelling import Spelt
+
+Settings = dict[str, Section]
+SECTIONS = (
+    "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
+    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "wait", "weigh",
+    "remember", "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
+)  # fmt: skip
+OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
+# Options that may change when a run is resumed: they do not change the bits of the rounds both have.
+FREE = {
+    "run": ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report"),
+    "engine": ("address", "workers"),
+}
+_LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
+
+
+@dataclass(frozen=True)
+class RunSettings(Spelt):
+    """How long, how often, where."""
+
+    section: ClassVar[str] = "run"
+
+    name: str = "run"  # folder of the run, inside run.folder
+    folder: str = "runs"  # where runs are kept
+    seed: int = 0  # of everything that is drawn
+    rounds: int | None = 100  # after which the run stops; none: no limit
+    seconds: float | None = None  # of virtual time after which it stops; none: no limit
+    target: float | None = None  # value of run.measure at which it stops; none: no target
+    measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
+    checkpoint_every: Count = 10  # rounds from one checkpoint to the next
+    report: bool = True  # leave a report.html, where the command line runs it
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name or "\0" in self.name:
+            raise UserError(f"run.name: {shown(self.name)} must be the name of a folder inside run.folder, not a path")
+        if len(self.name.encode()) > _LONGEST_NAME:
+            raise UserError(f"run.name: {shown(self.name)} is longer than {_LONGEST_NAME} bytes; shorten it")
+        if "\0" in self.folder or max(map(len, self.folder.encode().split(b"/"))) > 255:
+            raise UserError(f"run.folder: {shown(self.folder)} cannot be the name of a folder")
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """How many clients, what they are tested on, how much each counts, which edges they belong to."""
+
+    count: int  # clients
+    test: str = "split"  # split: of each client's samples; matched: dealt from the test set; none: central only
+    test_fraction: float = 0.2  # share of a client's samples for its test, with split
+    validation_fraction: float = 0.0  # share of the rest that is held back, to choose by
+    unseen_fraction: float = 0.0  # share of the clients that never join and are only evaluated
+    importance: str | list[float] = "samples"  # samples, equal, or a number for each that sum to 1
+    joined_at: list[float] | None = None  # seconds: when each joins; none: from the start
+    left_at: list[float] | None = None  # seconds: when each leaves; none: never
+    regions: int | list[int] | None = None  # how many, or of each client
+    region_sd: float = 0.0  # of their sizes, relative to the mean
+    model_bytes: int | None = None  # bytes of a model on the wire; none: 4 or 8 a parameter
+
+    def __post_init__(self) -> None:
+        check_room(f"clients.count: {self.count} clients", 16 * self.count)
