@@ -111,7 +111,7 @@ def test_every_client_is_served_as_by_a_plain_loop(given: dict[str, Any], layer:
     server = trained(algorithm)
     table = server.clients()
     for client in np.flatnonzero(server.population.test.counts).tolist():  # type: ignore[union-attr]
-        probabilities = plain(server, client, algorithm.own_serve().knn, layer, algorithm.capacity, algorithm.keep)
+        probabilities = plain(server, client, algorithm.own_serve(), layer, algorithm.capacity, algorithm.keep)
         truth = server.cohort.targets[server.population.test.row(client)]  # type: ignore[union-attr]
         losses = -probabilities.gather(1, truth[:, None]).clamp(min=SMALLEST).log()
         assert table["test_loss"][client] == pytest.approx(float(losses.mean()), rel=1e-6)
