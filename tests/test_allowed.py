@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,6 +69,8 @@ class Plain(Spelt):
         (lambda: Child(mu=1), "thing.mu: 1 must be at least 0 and below 1"),
         (lambda: Child(mode="x"), "thing.mode: unknown name 'x'; allowed: restart, wait"),  # type: ignore[arg-type]
         (lambda: made(0), "made.count: 0 must be at least 1"),
+        (lambda: made(1.5), "made.count: 1.5 must be a whole number at least 1"),  # type: ignore[arg-type]
+        (lambda: made(True), "made.count: True must be a whole number at least 1"),
         (lambda: made(1, 0.0), "made.seconds: 0.0 must be above 0: from a microsecond to 1e9 seconds"),
         (lambda: made(1, rate=math.inf), "made.rate: inf must be above 0 and finite"),
         (lambda: Plain(math.inf), "Plain.size: inf must be at least 0 and finite"),
@@ -100,6 +103,5 @@ def test_every_default_is_allowed_and_shown() -> None:
             if option.name == name:
                 assert str(allowed) in option.takes
                 if option.default not in ("none", "required"):
-                    numbers = option.default.strip("()[]").split(", ")
-                    value = option.default if isinstance(allowed, OneOf) else list(map(float, numbers))
+                    value = option.default if isinstance(allowed, OneOf) else ast.literal_eval(option.default)
                     allowed.check(f"{section}.{name}", value)

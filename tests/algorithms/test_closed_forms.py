@@ -212,9 +212,7 @@ class Controls(Observer):
         self.rows: list[tuple[float, float]] = []
 
     def on_round(self, server: Server, record: Round) -> None:
-        assert isinstance(server.algorithm, Scaffold)
-        assert server.algorithm.control is not None
-        self.rows.append((float(server.algorithm.control[0]), float(server.importance @ controls(server))))
+        self.rows.append((float(server.held.tensors["control"][0]), float(server.importance @ controls(server))))
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from toy_problems import EXAMPLE_A, clients, simulate, steps
+from toy_problems import EXACT, EXAMPLE_A, SELDOM, clients, point, simulate, steps
 
 import turnout
 from turnout import Algorithm, UserError
 from turnout.aggregation.optimisers import OPTIMISERS, Adam, Momentum, Step, Yogi
 from turnout.aggregation.remember import LastUpdate
-from turnout.aggregation.rules import RULES, CoordinateMedian, Krum, TrimmedMean
+from turnout.aggregation.rules import RULES, CentredClipping, CoordinateMedian, Krum, Mean, NormClipping, TrimmedMean
 from turnout.aggregation.weights import WEIGHTS, BySamples, Equal, Normalised, Nova
 from turnout.config import registry
-from turnout.local.modifiers import Proximal
+from turnout.local.modifiers import ControlVariates, Proximal
 from turnout.local.serving import FineTuned, GlobalModel, Neighbours
+from turnout.server.closing import Buffer
 
 Vec = NDArray[np.float64]
 OPTIMA = np.array([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [-1.0, 0.0, 2.0], [0.5, 4.0, 1.0]])
@@ -134,6 +135,69 @@ def test_krum_in_fedavg() -> None:
     near(run(algorithm, 3), model)
 
 
+def test_a_rule_in_every_region() -> None:
+    """HierFAVG of two regions of three: each edge takes the median of what its clients changed."""
+    optima, regions = np.vstack([OPTIMA, [[2.0, 2.0, 2.0], [-3.0, 1.0, 0.0]]]), np.array([0, 0, 0, 1, 1, 1])
+    people = clients(optima, "equal", regions=regions)
+    work = turnout.algorithms.HierFAVG(
+        steps(STEPS, LR), deadline=100.0, fraction=1.0, cloud_interval=2, rule=CoordinateMedian()
+    )
+    edges = [np.zeros(3), np.zeros(3)]
+    for number in range(3):
+        for region in (0, 1):
+            moved = [(1 - (1 - LR) ** STEPS) * (optimum - edges[region]) for optimum in optima[regions == region]]
+            edges[region] = edges[region] + np.median(moved, axis=0)
+        model = (edges[0] + edges[1]) / 2
+        edges = [model, model] if number % 2 else edges
+    near(simulate(work, people, 3, [0.0, 0.0, 0.0]).model.numpy(), model)
+
+
+@pytest.mark.parametrize("kind", ["IFCA", "ClusteredFL"])
+def test_a_rule_in_every_cluster(kind: str) -> None:
+    """Of one cluster it is that of FedAvg."""
+    work, options = steps(STEPS, LR), {"clusters": 1} if kind == "IFCA" else {"tol_1": 1e-9}
+    given = {"sampler": turnout.samplers.Full()} if kind == "IFCA" else {}
+    clustered = getattr(turnout.algorithms, kind)(work, rule=CoordinateMedian(), **options, **given)
+    near(run(clustered), run(turnout.FedAvg(work, turnout.samplers.Full(), rule=CoordinateMedian())))
+
+
+def test_a_bound_of_norms_is_one_of_updates() -> None:
+    """Where models are averaged, too: everybody in time, SAFA is FedAvg."""
+    work, start = steps(STEPS, LR), [5.0, 5.0, 5.0]
+    people = clients(OPTIMA, EXAMPLE_A)
+    cache = simulate(turnout.Safa(work, fraction=1.0, rule=NormClipping(0.5)), people, 4, start).model.numpy()
+    model = np.array(start)
+    for _ in range(4):
+        rows = [delta(c, model) for c in range(4)]
+        model = model + sum(
+            p * row * min(1.0, 0.5 / np.linalg.norm(row)) for p, row in zip(IMPORTANCE, rows, strict=True)
+        )
+    near(cache, model)
+
+
+def test_every_region_has_a_last_result_of_its_own(tmp_path: Any) -> None:
+    """It moves a little from there in every round, also after a resume."""
+    people = clients(OPTIMA, EXAMPLE_A, regions=np.array([0, 0, 1, 1]))
+
+    def result(rounds: int, **options: Any) -> torch.Tensor:
+        method = turnout.algorithms.HierFAVG(steps(STEPS, LR), deadline=100.0, fraction=1.0, rule=CentredClipping(0.1))
+        plan = turnout.Experiment(point([0.0] * 3), people, method, 0, turnout.Stopping(rounds), SELDOM, EXACT)
+        return turnout.execute(plan, **options).model
+
+    whole = result(6)
+    result(3, folder=tmp_path / "run", checkpoint_every=1)
+    assert torch.equal(whole, result(6, folder=tmp_path / "run", checkpoint_every=1, resume=True))
+    last, model = np.zeros((2, 3)), np.zeros((2, 3))
+    for _ in range(6):
+        for region, members in enumerate(([0, 1], [2, 3])):
+            away = [delta(c, model[region]) - last[region] for c in members]
+            shares = IMPORTANCE[members] / IMPORTANCE[members].sum()
+            clipped = (p * row * min(1.0, 0.1 / np.linalg.norm(row)) for p, row in zip(shares, away, strict=True))
+            last[region] += sum(clipped)
+            model[region] += last[region]
+    near(whole.numpy(), 0.7 * model[0] + 0.3 * model[1])
+
+
 @pytest.mark.parametrize("kind", ["normalised", "fednova"])
 def test_weights_of_another_method(kind: str) -> None:
     """Asynchronous FedAvg at each arrival, whose own weights are all 1."""
@@ -160,16 +224,27 @@ def test_presets_are_their_parts() -> None:
         (turnout.algorithms.RobustMean(work, full), turnout.FedAvg(work, full, rule=CoordinateMedian())),
         (turnout.algorithms.FedNova(work, full), turnout.FedAvg(work, full, weigh=Nova())),
         (turnout.algorithms.Mifa(work, full), turnout.FedAvg(work, full, remember=LastUpdate())),
+        (turnout.algorithms.Scaffold(work, full), turnout.FedAvg(work.modified(ControlVariates()), full)),
     ]
     for preset, parts in pairs:
         assert np.array_equal(run(preset), run(parts)), type(preset).__name__
+
+
+def test_the_control_held_is_that_of_all_clients() -> None:
+    """Also where updates are dropped, whose clients have changed their own: else the fixed point would move."""
+    work = steps(STEPS, LR, modifiers=[ControlVariates()])
+    algorithm = turnout.FedBuff(work, buffer_size=2, max_staleness=0)
+    people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.table([1.0, 2.0, 3.0, 4.0]))
+    server = simulate(algorithm, people, 7, [0.0, 0.0, 0.0]).server
+    own = server.store.get({"control": (3,)}, np.arange(4))["control"].numpy()
+    near(server.held.tensors["control"].numpy(), IMPORTANCE @ own)
+    assert np.abs(own).min() > 0
 
 
 @pytest.mark.parametrize("kind", sorted(OPTIMISERS))
 def test_every_optimiser_in_an_asynchronous_method_resumes(kind: str, tmp_path: Any) -> None:
     options = {"radius": 0.3} if kind == "projected" else {}
     people = clients(OPTIMA, EXAMPLE_A, devices=turnout.clients.devices.table([1.0, 2.0, 3.0, 4.0]))
-    from toy_problems import EXACT, SELDOM, point
 
     def experiment(rounds: int) -> turnout.Experiment:
         algorithm = turnout.FedFix(
@@ -206,9 +281,26 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "optimiser: HierFAVG has a model of its own in every region",
     ),
     "no server": (lambda: turnout.algorithms.DPASGD(steps(1, 0.1), rule=Krum()), "rule: DPASGD has no server"),
+    "control of several models": (
+        lambda: run(turnout.algorithms.ClusteredFL(steps(1, 0.1, modifiers=[ControlVariates()]))),
+        "local.modifiers: ControlVariates follows the one model that a server sends, and ClusteredFL has as many",
+    ),
+    "control nobody hears": (
+        lambda: run(turnout.Safa(steps(1, 0.1, modifiers=[ControlVariates()]))),
+        "ControlVariates follows the one model that a server sends, and Safa lets clients go on without hearing",
+    ),
     "another thing": (
         lambda: turnout.FedAvg(steps(1, 0.1), rule=Adam()),  # type: ignore[arg-type]
         "rule: Adam is no turnout.aggregation.rules",
+    ),
+    "buckets of a mean": (lambda: Mean(buckets=2), "rule.buckets: 2, but the mean of buckets' means is the mean"),
+    "equally many steps": (
+        lambda: turnout.algorithms.L2SGD(steps(1, 0.1), weigh=Nova()),
+        "weigh: L2SGD has equally many steps of all, of which Nova makes the same",
+    ),
+    "another loop": (
+        lambda: turnout.FedAvg(steps(1, 0.1), wait=Buffer(2)),
+        "wait: Buffer is for a method that lets clients begin again as they deliver (fedbuff), and FedAvg invites",
     ),
     "a rate": (lambda: Adam(0.0), "optimiser.lr: 0.0 must be above 0"),
     "a share": (lambda: TrimmedMean(0.5), "rule.trim: 0.5 must be at least 0 and below 0.5"),

@@ -19,6 +19,7 @@ from oracle import plain
 from support import Windowed, algorithm, experiment, local, mlp, population, same, simulation
 from turnout import FedAvg, Full, LocalSGD, Plan, Task, devices
 from turnout.config import registry
+from turnout.config.modifiers import make_local
 from turnout.core.errors import UserError
 from turnout.core.random import key
 from turnout.engine import plain_sgd
@@ -314,3 +315,46 @@ def test_a_transform_that_wants_to_train_is_refused() -> None:
 def test_numbers_out_of_range(make: Callable[[], Modifier]) -> None:
     with pytest.raises(UserError, match=r"^local\.(proximal\.mu|sharpness_aware\.rho): .* must be at least 0"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("proximal", "local.modifiers: 'proximal' is not a list of modifiers; write for example [Proximal(0.1)]"),
+        (Proximal(0.1), "local.modifiers: Proximal(mu=0.1) is not a list of modifiers"),
+        (Proximal, "local.modifiers: Proximal is not a list of modifiers"),
+        ({"proximal": {"mu": 0.1}}, "local.modifiers: {'proximal': {'mu': 0.1}} is not a list of modifiers"),
+        (None, "local.modifiers: None is not a list of modifiers"),
+        ([Proximal], "local.modifiers: Proximal is a class and needs its options; write Proximal(...)"),
+        (["proximal"], "local.modifiers: 'proximal' is neither a Modifier nor a Transform"),
+    ],
+)
+def test_what_is_no_list_of_modifiers_is_one_sentence(given: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        local(modifiers=given)
+    assert str(found.value).startswith(sentence)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"proximal": {"mu": 0.1}}, "local.modifiers: it is a list of names, not a table; options are in [local.NAME]"),
+        (3, "local.modifiers: 3 is not a list"),
+        ([3], "local.modifiers: [3] is not a list"),
+        ("proximal,proximal", "local.modifiers: proximal stands there twice"),
+        ("control", "local.modifiers: unknown name 'control'; did you mean control_variates?"),
+    ],
+)
+def test_in_a_configuration_too(given: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        make_local({"lr": 0.1, "modifiers": given})
+    assert str(found.value).startswith(sentence), found.value
+
+
+def test_what_a_server_holds_is_no_option() -> None:
+    work, complete = make_local({"lr": 0.1, "modifiers": "control_variates"})
+    assert complete["control_variates"] == {}
+    assert work.modifiers[0].tensors == {}
+    with pytest.raises(UserError, match=r"^local\.control_variates\.control: unknown option"):
+        make_local({"lr": 0.1, "modifiers": "control_variates", "control_variates": {"control": [0.0]}})

@@ -90,7 +90,7 @@ def test_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("overrides", "sentence"),
     [
         (["local.modifiers=proximl"], r"local\.modifiers: unknown name 'proximl'; did you mean proximal"),
-        (["local.modifiers=control_variates"], r"local\.modifiers: unknown name 'control_variates'"),
+        (["local.modifiers=control_variables"], r"local\.modifiers: unknown name 'control_variables'"),
         (["local.modifiers=3"], r"local\.modifiers: 3 is not a list"),
         (["local.modifiers=clip"], r"local\.clip\.norm: missing; give it a value"),
         (["local.modifiers=proximal", "local.proximal.mv=1"], r"local\.proximal\.mv: unknown option; allowed: mu"),

@@ -71,7 +71,7 @@ def test_every_sampler_chooses_blindly_or_is_refused(name: str) -> None:
     if prying(method, people):
         with pytest.raises(turnout.UserError, match=r"^privacy\.noise: sampler \w+ may take more"):
             run(method, people=people)
-        assert name in ("afl", "cafed", "clustered_similarity", "oort", "optimal", "power_of_choice")
+        assert name in ("afl", "cafed", "clustered_similarity", "oort", "optimal", "power_of_choice", "profiled")
         return
     jobs = [run(method, 3, replace(NOISY, noise_seed=seed), people=people).jobs() for seed in (1, 2)]
     assert (jobs[0]["client"] == jobs[1]["client"]).all()

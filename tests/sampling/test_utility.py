@@ -195,10 +195,10 @@ def test_oort_remembers_times_and_rounds() -> None:
 @pytest.mark.parametrize(
     ("cls", "options", "words"),
     [
-        (AFL, {"clients_per_round": 0}, r"sampler\.clients_per_round: 0 must be a whole number of at least 1"),
+        (AFL, {"clients_per_round": 0}, r"sampler\.clients_per_round: 0 must be at least 1"),
         (AFL, {"drop": 1.5}, r"sampler\.drop: 1\.5 must be from 0 to 1"),
         (AFL, {"temperature": -1.0}, r"sampler\.temperature: -1\.0 must be at least 0"),
-        (Oort, {"clients_per_round": 0}, r"sampler\.clients_per_round: 0 must be a whole number of at least 1"),
+        (Oort, {"clients_per_round": 0}, r"sampler\.clients_per_round: 0 must be at least 1"),
         (Oort, {"cutoff": -0.1}, r"sampler\.cutoff: -0\.1 must be from 0 to 1"),
         (Oort, {"penalty": -2.0}, r"sampler\.penalty: -2\.0 must be at least 0"),
         (Oort, {"preferred_seconds": 0.0}, r"sampler\.preferred_seconds: 0\.0 must be above 0"),

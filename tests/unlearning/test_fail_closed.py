@@ -104,7 +104,8 @@ def test_a_sampler_that_looks_makes_the_promise_heuristic(name: str) -> None:
     options: dict[str, Any] = {"clients_per_round": 2} if "clients_per_round" in sampler.__dataclass_fields__ else {}
     options |= {"candidates": 3} if name == "power_of_choice" else {}
     people = population((3, 7, 8, 1, 5), test=None, regions=np.array([0, 1, 0, 1, 0]))
-    looks = ("afl", "cafed", "clustered_similarity", "oort", "optimal", "power_of_choice")
+    options |= {"reference": people.inputs.numpy()} if name == "profiled" else {}
+    looks = ("afl", "cafed", "clustered_similarity", "oort", "optimal", "power_of_choice", "profiled")
     assert blind(FedAvg(LocalSGD(0.1, steps=2), sampler(**options)), people) == (name not in looks)
 
 
@@ -121,7 +122,7 @@ def test_so_does_whatever_does_not_say_that_it_does_not_look() -> None:
     for name in ("fedprof", "clustered_fl", "ifca"):
         plan = experiment(name, 2, evaluation=Evaluation(rounds=1000), unlearning=Unlearning())
         if name == "fedprof":
-            plan.algorithm.reference = plan.population.inputs.numpy()  # type: ignore[attr-defined]
+            plan.algorithm.sampler.reference = plan.population.inputs.numpy()  # type: ignore[attr-defined]
         tracked = turnout.execute(plan).sensitivity
         assert tracked is not None
         assert tracked.facts["prying"]

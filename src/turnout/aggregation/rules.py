@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turnout.core.allowed import Count, Positive, Range, WholeNumber
+from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
 from turnout.core.spelling import Spelt
@@ -164,6 +165,10 @@ class Rule(Spelt):
 @dataclass(frozen=True)
 class Mean(Rule):
     """Take the weighted mean, which every method has without a rule: any single row can drag it anywhere."""
+
+    def __post_init__(self) -> None:
+        if self.buckets:
+            raise UserError(f"rule.buckets: {self.buckets}, but the mean of buckets' means is the mean; leave it out")
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return weights @ rows

@@ -49,7 +49,8 @@ class Algorithm(Spelt):
 
     section: ClassVar[str] = "algorithm"
     waits: ClassVar[type[Wait] | None] = None  # the kind of `wait` it takes; None: rounds close by a rule of its own
-    cannot: ClassVar[dict[str, str]] = {}  # parts it has no use for, and why: "it ..."
+    # Parts it has no use for, and why: "it ..."; `held` is what the server holds for modifiers of the local work.
+    cannot: ClassVar[dict[str, str]] = {}
     of_part: ClassVar[dict[str, tuple[str, ...]]] = {}  # options that go with its own part: no use beside another
     given_as: ClassVar[dict[str, str]] = {}  # its options, by those of its own parts, where they are called otherwise
 
@@ -103,9 +104,10 @@ class Algorithm(Spelt):
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
         if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
-            rule = "closes its rounds by a rule of its own"
-            why = rule if self.waits is None else f"waits with {self.waits.__name__}"
-            raise UserError(f"wait: {kind} {why}, not with {type(self.wait).__name__}; leave it out")
+            given, rule = type(self.wait), "closes its rounds by a rule of its own"
+            why = rule if self.waits is None else self.waits.of
+            kept = f"{given.__name__} is for a method that {given.of} ({given.like})"
+            raise UserError(f"wait: {kept}, and {kind} {why}; leave it out")
         if self.weigh is not None and self.remember is not None:
             raise UserError("weigh: with `remember` every client counts its importance; leave one of the two out")
 
@@ -184,8 +186,10 @@ class Algorithm(Spelt):
         """What a client adapts the global model with before it serves, and the work whose `predict` serves it."""
         serve = self.own_serve() if self.serve is None else self.serve
         if serve is None:
-            return self.adaptation(unseen), self.predictor()
-        return serve.adaptation(self.local), None  # type: ignore[attr-defined]
+            adaptation, predictor = self.adaptation(unseen), self.predictor()
+        else:
+            adaptation, predictor = serve.adaptation(self.local), None  # type: ignore[attr-defined]
+        return None if adaptation is None else adaptation.alone(), predictor
 
     def policy(self, durations: Durations, version: int = 0) -> Policy | None:
         """The waiting policy that round `version` follows, where the algorithm is one."""

@@ -24,7 +24,7 @@ class Regional(Algorithm):
     answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
     client is expected to need. Without regions there is one edge."""
 
-    cannot: ClassVar[dict[str, str]] = dict.fromkeys(("weigh", "rule", "remember"), "averages models in regions")
+    cannot: ClassVar[dict[str, str]] = dict.fromkeys(("weigh", "remember"), "averages models in regions")
 
     local: LocalSGD
     deadline: Seconds | None = None  # after the models are out, in seconds; none: what the slowest is expected to need
@@ -80,13 +80,24 @@ class Regional(Algorithm):
         """Let the models of all edges go to the cloud, and its own back: T_c2e2c."""
         server.wait(of=[], seconds=server.backhaul_seconds(len(self.models), self.local))
 
-    def take_in(self, updates: Updates, shares: FloatArray, idle: FloatArray, before: Tensor) -> None:
-        """Let each region's model be a weighted sum of those that its clients returned, by their shares, and of the one
-        `before`, by what is idle of it `[M]`."""
+    def take_in(self, server: Server, updates: Updates, shares: FloatArray, idle: FloatArray, before: Tensor) -> None:
+        """Let each region's model be a weighted sum of those that its clients returned, by their shares, or what the
+        rule makes of them, and of the one `before`, by what is idle of it `[M]`."""
+        submitted = self._ruled(server, updates, shares) if server.law.rule else self._summed(updates, shares)
+        self.models = submitted + torch.as_tensor(idle).to(self.models)[:, None] * before
+
+    def _summed(self, updates: Updates, shares: FloatArray) -> Tensor:
         rows = np.zeros((len(self.models), len(updates)))
         rows[self.region[updates.clients], np.arange(len(updates))] = shares
-        submitted = torch.as_tensor(rows).to(self.models) @ updates.returned()
-        self.models = submitted + torch.as_tensor(idle).to(self.models)[:, None] * before
+        return torch.as_tensor(rows).to(self.models) @ updates.returned()
+
+    def _ruled(self, server: Server, updates: Updates, shares: FloatArray) -> Tensor:
+        sums, region = torch.zeros_like(self.models), self.region[updates.clients]
+        for number in np.unique(region).tolist():
+            mine = updates.select(region == number)
+            around = mine.received()[0]  # the same for all of a region
+            sums[number] = server.combined(mine.returned(), shares[region == number], around, number)
+        return sums
 
     def over_regions(self, weights: FloatArray) -> Tensor:
         """`[P]` weighted sum of the regional models."""

@@ -14,7 +14,6 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from turnout.algorithms._algorithm import LAW
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.allowed import Positive
 from turnout.core.errors import UserError
@@ -35,7 +34,7 @@ class ClusteredFL(FedAvg):
     is the mean over all clients.
     """
 
-    cannot = dict.fromkeys((*LAW, "serve"), "has as many models as clusters")
+    cannot = dict.fromkeys(("weigh", "remember", "optimiser", "serve", "held"), "has as many models as clusters")
     sampler: Sampler = field(default_factory=Full, init=False)
     tol_1: Positive = 0.4  # norm: a cluster is split once its mean update is shorter
     tol_2: Positive = 1.6  # norm: and one of its updates is longer
@@ -69,9 +68,20 @@ class ClusteredFL(FedAvg):
             mine, among = updates.select(rows), Selection(chosen.clients[invited], chosen.weights[invited])
             weights[rows] = self.weights(server, mine, among)
             mass = float(server.importance[clusters == cluster].sum())
-            models[cluster] += self.server_lr / mass * mine.weighted_sum(weights[rows])
+            models[cluster] += self.server_lr / mass * self._moved(server, mine, weights[rows], cluster)
         self.models = models
-        server.step(updates, weights)
+        if server.law.rule is None:
+            server.step(updates, weights)
+        else:
+            masses = np.bincount(clusters, server.importance, minlength=len(models))
+            server.publish(torch.as_tensor(masses).to(models) @ models, updates, weights)
+
+    @staticmethod
+    def _moved(server: Server, updates: Updates, weights: FloatArray, cluster: int) -> Tensor:
+        """`[P]` the weighted sum of a cluster's updates, or what the rule makes of them."""
+        if server.law.rule is None:
+            return updates.weighted_sum(weights)
+        return server.combined(updates.deltas, weights, group=cluster)
 
     def split(self, server: Server, cluster: int, updates: Updates) -> None:
         """Where it is due, give the branch without the first client a model of its own."""

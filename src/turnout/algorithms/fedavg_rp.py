@@ -35,5 +35,5 @@ class FedAvgRP(FedAvg):
             server.publish(server.model, updates, [])
             return
         weights = self.weights(server, updates, chosen)
-        target = server.combined(updates.returned(), weights)
+        target = server.combined(updates.returned(), weights, around=server.model)
         server.publish(torch.lerp(server.model, target, self.server_lr), updates, weights)

@@ -52,7 +52,7 @@ class HierFAVG(Regional):
         counted = whole if self.idle_fallback == "regional" else covered
         counted = np.where(covered > 0, counted, 1)
         shares = samples / counted[region]
-        self.take_in(updates, shares, 1 - covered / counted, self.models)
+        self.take_in(server, updates, shares, 1 - covered / counted, self.models)
         if not len(updates):
             server.log("empty_round")
         model = self.over_regions(whole) if whole.any() else server.model

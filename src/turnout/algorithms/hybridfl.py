@@ -99,6 +99,6 @@ class HybridFL(Regional):
             return
         whole = np.maximum(self.samples(server), 1e-300)  # |D_r|
         before = self.models if self.idle_fallback == "regional" else server.model
-        self.take_in(updates, samples / whole[region], 1 - covered / whole, before)
+        self.take_in(server, updates, samples / whole[region], 1 - covered / whole, before)
         weights: FloatArray = covered / covered.sum()
         server.publish(self.over_regions(weights), updates, weights[region] * samples / whole[region])

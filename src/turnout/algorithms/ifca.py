@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.algorithms._algorithm import LAW
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.allowed import Count
 from turnout.local.clusters import ClusterModel, ClusterSGD
 from turnout.local.sgd import LocalSGD
-from turnout.sampling._sampler import IntArray, Selection
+from turnout.sampling._sampler import FloatArray, IntArray, Selection
 from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 
@@ -29,7 +28,7 @@ class IFCA(FedAvg):
     serves the model of the least loss on its training samples. The server's own model is the mean of all.
     """
 
-    cannot = dict.fromkeys((*LAW, "serve"), "has as many models as clusters")
+    cannot = dict.fromkeys(("weigh", "remember", "optimiser", "serve"), "has as many models as clusters")
     trains = ClusterSGD
     no_use_for = ("normalise",)
 
@@ -51,8 +50,21 @@ class IFCA(FedAvg):
             weights = weights / np.maximum(np.bincount(mine, weights), np.finfo(float).tiny)[mine]
             shares = np.zeros((self.clusters, len(updates)))
             shares[mine, np.arange(len(updates))] = self.server_lr * weights
-            self.models = self.models + torch.as_tensor(shares).to(self.models) @ updates.deltas
-        server.step(updates, weights / self.clusters)
+            self.models = self.models + self._moved(server, updates, shares)
+        if server.law.rule is None:
+            server.step(updates, weights / self.clusters)
+        else:
+            server.publish(self.models.mean(0), updates, weights / self.clusters)
+
+    def _moved(self, server: Server, updates: Updates, shares: FloatArray) -> Tensor:
+        """`[clusters, P]` weighted sums of updates by shares `[clusters, k]`, or what the rule makes of them."""
+        if server.law.rule is None:
+            return torch.as_tensor(shares).to(self.models) @ updates.deltas
+        moved = torch.zeros_like(self.models)
+        for cluster in np.flatnonzero(shares.any(1)).tolist():
+            mine = shares[cluster] != 0
+            moved[cluster] = server.combined(updates.deltas[mine], shares[cluster, mine], group=cluster)
+        return moved
 
     def adaptation(self, unseen: bool) -> ClusterModel | None:
         return ClusterModel(models=self.models) if len(self.models) else None

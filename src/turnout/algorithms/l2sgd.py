@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from turnout.aggregation.weights import Nova
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
 from turnout.core import random
@@ -39,6 +40,8 @@ class L2SGD(Personalised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.weigh, Nova):
+            raise UserError("weigh: L2SGD has equally many steps of all, of which Nova makes the same; leave it out")
         most = self.communication / self.local.lr if self.local.lr else math.inf
         if not 0 <= self.mu <= most:
             raise UserError(f"algorithm.mu: {self.mu} must be from 0 to communication / lr = {most:g}")

@@ -88,7 +88,7 @@ class Safa(Algorithm):
         """Of the cache; the model as it is where nobody is left."""
         if not server.importance.any():
             return server.model
-        return server.combined(self.cache, server.importance)
+        return server.combined(self.cache, server.importance, around=server.model)
 
     def commit(self, updates: Updates, version: int) -> None:
         """Into the cache; their clients are up to date."""

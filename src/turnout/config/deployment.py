@@ -11,10 +11,7 @@ from turnout.core.spelling import Spelt
 
 @dataclass(frozen=True)
 class Deploy(Spelt):
-    """A client that has not answered `reply_seconds` after it was asked counts as gone; a run begins when all enrolled
-    clients are there, or after `join_seconds`. `evaluate`: clients on their own data, waited for no longer than
-    `evaluation_seconds`, or the server on the central test set alone. The server looks for answers at least every
-    `poll_seconds`."""
+    """How long a deployment waits for its clients, and who evaluates."""
 
     section: ClassVar[str] = "deploy"
 

@@ -34,6 +34,8 @@ def make_local(given: Section) -> tuple[LocalSGD, Section]:
     """The local work of a section, and every option with the value it has."""
     if given.get("transform"):
         raise gone(given["transform"])
+    if isinstance(given.get("modifiers"), dict):
+        raise UserError("local.modifiers: it is a list of names, not a table; options are in [local.NAME]")
     options = {name: value for name, value in given.items() if name != "transform" and not isinstance(value, dict)}
     tables = {name: dict(value) for name, value in given.items() if isinstance(value, dict)}
     names = _names(options.pop("modifiers", []))

@@ -41,6 +41,7 @@ def _signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, tuple[Any, Any]] = {}
     parts = {part.name for part in fields(function) if part.metadata.get("part")} if is_dataclass(function) else set()
+    parts |= {*getattr(function, "held", ())}  # of modifiers: the server fills them in
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in parts:  # they have sections of their own
             continue

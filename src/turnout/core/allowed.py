@@ -31,6 +31,7 @@ class Range:
     above: float | None = None
     below: float | None = None
     words: str = ""  # what is said of it; none: its bounds
+    whole: bool = False  # whether they are whole numbers
 
     def __str__(self) -> str:
         if self.words:
@@ -51,6 +52,8 @@ class Range:
             numbers = value if isinstance(value, int | float) else np.asarray(value, np.float64)
         except (TypeError, ValueError) as error:
             raise UserError(f"{option}: {str(value)[:60]!r} is not a number") from error
+        if self.whole and np.asarray(value).dtype.kind not in "iu":
+            raise UserError(f"{option}: {value} must be a whole number {self}")
         fits = (self.least <= numbers) & (numbers <= self.most)
         if self.above is not None:
             fits &= numbers > self.above
@@ -82,8 +85,8 @@ NotNegative = Annotated[float, Range(least=0)]
 Finite = Annotated[float, Range(least=0, below=math.inf)]  # and not negative
 Share = Annotated[float, Range(least=0, most=1)]
 Fraction = Annotated[float, Range(above=0, most=1)]  # a share that is not nothing
-Count = Annotated[int, Range(least=1)]
-WholeNumber = Annotated[int, Range(least=0)]
+Count = Annotated[int, Range(least=1, whole=True)]
+WholeNumber = Annotated[int, Range(least=0, whole=True)]
 Seconds = Annotated[float, Range(1e-6, 1e9, words="above 0: from a microsecond to 1e9 seconds")]  # as clocks can tell
 
 

@@ -14,8 +14,10 @@ from turnout.core.errors import UserError
 
 
 def dotted(option: str, name: str) -> Any:
-    """What `package.module:attribute` names; modules in the working folder are found too."""
+    """What `package.module:attribute` or `file.py:attribute` names; the working folder is looked at too."""
     module, _, attribute = name.partition(":")
+    if module.endswith(".py") and Path(module).is_file():
+        module = ".".join(Path(module).with_suffix("").parts)
     path = sys.path
     sys.path = [*path, str(Path.cwd())]
     try:

@@ -69,8 +69,12 @@ def check_names(work: LocalSGD, task: Task) -> None:
 
 def numbers_down(work: LocalSGD, task: Task) -> int:
     """Count the numbers sent to a client: the model, and the tensors of the work and its modifiers."""
-    tensors = (tensor for modifier in work.modifiers for tensor in modifier.tensors.values())
-    return work.download_numbers(task) + sum(tensor.numel() for tensor in tensors)
+    numbers = work.download_numbers(task)
+    for modifier in work.modifiers:
+        numbers += sum(tensor.numel() for tensor in modifier.tensors.values())
+        held = modifier.payload_shapes(task)  # of what the server fills in as it sends it
+        numbers += count_numbers({name: held[name] for name in modifier.held if name not in modifier.tensors})
+    return numbers
 
 
 def numbers_up(work: LocalSGD, task: Task) -> float:

@@ -44,6 +44,7 @@ class Modifier(Spelt):
     keeps_fast_paths: ClassVar[bool] = False  # whether training is the same without it: it acts on what is sent alone
     gradients: ClassVar[int] = 1  # how many gradients it asks for where the work asks for one
     passes: ClassVar[int] = 0  # over the client's samples, besides the steps
+    held: ClassVar[tuple[str, ...]] = ()  # fields that the server holds; each grows by what clients send so named
 
     @property
     def pull(self) -> float:
@@ -139,10 +140,14 @@ class SharpnessAware(Modifier):
 class ControlVariates(Modifier):
     """Correct every gradient by `c - c_i`; afterwards `c_i <- c_i - c + (received - theta) / (K lr)`.
 
+    The server holds c = sum_i p_i c_i in any method, unless a constant is given.
+
     Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
     """
 
-    control: Tensor  # [P] the server's c
+    held: ClassVar[tuple[str, ...]] = ("control",)
+
+    control: Tensor | None = None  # [P] c
 
     def check(self, work: LocalSGD) -> None:
         if np.any(work.momentum):
@@ -156,6 +161,7 @@ class ControlVariates(Modifier):
 
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Kept:
         nothing = received.new_zeros(())
+        assert self.control is not None
         return self.control - state["control"], nothing, nothing.clone()
 
     def gradient(self, slope: Slope, params: Tensor, kept: Kept, batch: Batch) -> Tensor:
@@ -170,6 +176,7 @@ class ControlVariates(Modifier):
         self, task: Task, received: Tensor, params: Tensor, kept: Kept, payload: Named, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
         _, steps, lr = kept
+        assert self.control is not None
         delta = params - received
         change = torch.where(steps > 0, -self.control - delta / (steps * lr).clamp(min=1e-30), torch.zeros_like(delta))
         return payload | {"control": change}, state | {"control": state["control"] + change}

@@ -123,7 +123,7 @@ class LocalSGD(Exchange):
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
-        object.__setattr__(self, "modifiers", tuple(self.modifiers))
+        object.__setattr__(self, "modifiers", transforms.listed(self.modifiers))
         transforms.check_all(self)
 
     @classmethod
@@ -175,6 +175,11 @@ class LocalSGD(Exchange):
         asked = self.report.split(",")
         missing = [part for part in report.split(",") if part not in ("", *asked)]
         return self.bind({"report": ",".join([*filter(None, asked), *missing])}) if missing else self
+
+    def alone(self) -> Self:
+        """The same work without modifiers that need a server: for a client that adapts a model of its own."""
+        own = tuple(modifier for modifier in self.modifiers if not modifier.held)
+        return self if len(own) == len(self.modifiers) else self.bind({"modifiers": own})
 
     @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:

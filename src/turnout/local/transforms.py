@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -22,7 +22,7 @@ from turnout.core.allowed import Fraction, Positive, Range
 from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import GOLDEN, mix
-from turnout.local.modifiers import Modifier, Proximal, Shapes, SharpnessAware
+from turnout.local.modifiers import ControlVariates, Modifier, Proximal, Shapes, SharpnessAware
 
 if TYPE_CHECKING:
     from turnout.local.sgd import LocalSGD
@@ -241,9 +241,20 @@ def noise_of(chain: Transforms) -> tuple[Clip, Noise] | None:
     return next(((a, b) for a, b in pairwise(chain) if isinstance(a, Clip) and isinstance(b, Noise)), None)
 
 
+def listed(given: Any) -> tuple[Any, ...]:
+    """`given` as a tuple; raise unless it is a list of something."""
+    if isinstance(given, str | bytes | Mapping | type | Modifier) or not isinstance(given, Iterable):
+        shown = given.__name__ if isinstance(given, type) else repr(given)[:60]
+        raise UserError(f"local.modifiers: {shown} is not a list of modifiers; write for example [Proximal(0.1)]")
+    return tuple(given)
+
+
 def check_all(work: LocalSGD) -> None:
     """Raise where something else stands among the modifiers, or one does not go with the work."""
     for modifier in work.modifiers:
+        if isinstance(modifier, type):
+            name = modifier.__name__
+            raise UserError(f"local.modifiers: {name} is a class and needs its options; write {name}(...)")
         if not isinstance(modifier, Modifier) or modifier.keeps_fast_paths != isinstance(modifier, Transform):
             raise UserError(
                 f"local.modifiers: {modifier!r} is neither a Modifier nor a Transform; write for example Clip(1.0)"
@@ -275,6 +286,7 @@ def check(work: LocalSGD, task: Task) -> None:
 
 MODIFIERS: dict[str, type[Modifier]] = {
     "proximal": Proximal,
+    "control_variates": ControlVariates,
     "sharpness_aware": SharpnessAware,
     "clip": Clip,
     "noise": Noise,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
+from turnout.core.allowed import Count
 from turnout.core.errors import check_room
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection, Size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Moments, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -43,7 +44,7 @@ class Clustered(Sampler):
     """omega_i = #{k : l_k = i} / m: unbiased, the weights sum to 1, and every client's weight varies less than with
     `md`. Where some clients are offline, a row draws among those of its clients that are there."""
 
-    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
 
     def allocate(self, server: Server) -> Allocation:
         """The m distributions of this round."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core import random
-from turnout.core.allowed import Range
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 DEFAULT_SIZE = 10  # clients a round
-
-
-@dataclass(frozen=True)
-class Whole(Range):
-    """Whole numbers of a range."""
-
-    def check(self, option: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise UserError(f"{option}: {value} must be {self}")
-        super().check(option, value)
-
-
-Size = Annotated[int, Whole(least=1, words="a whole number of at least 1")]
 
 
 @dataclass(frozen=True)
@@ -133,7 +120,7 @@ class Sampler(Spelt):
 class Limited(Sampler):
     """Draws `clients_per_round` (m) different clients: unless given, ten, or as many as there can be."""
 
-    clients_per_round: Size | None = None  # none: ten, or as many as there are
+    clients_per_round: Count | None = None  # none: ten, or as many as there are
 
     def most(self, population: Population) -> int:
         """The largest m that this population allows."""

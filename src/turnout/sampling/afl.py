@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
-from turnout.core.allowed import NotNegative, Share
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection, Size
+from turnout.core.allowed import Count, NotNegative, Share
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,7 +29,7 @@ class AFL(Sampler):
     report = "loss"
     depends_on = "the losses"
 
-    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
     drop: Share = 0.75  # share of the clients worth least that is left out
     temperature: NotNegative = 0.01  # how strongly worth counts in the draw
     explore: Share = 0.1  # share of the places that goes to anybody

@@ -93,7 +93,7 @@ class ClusteredSimilarity(Clustered):
             node = waiting.pop()
             leaves = np.sort(node.pre_order())
             if len(leaves) > 1 and masses[leaves].sum() > 1 + 1e-9:
-                waiting += [branch for branch in (node.left, node.right) if branch is not None]
+                waiting += filter(None, (node.left, node.right))
             else:
                 groups.append(clients[leaves])
         return groups

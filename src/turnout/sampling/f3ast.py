@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnout.core.allowed import Fraction
+from turnout.core.allowed import Count, Fraction
 from turnout.sampling._presence import Presence
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection, Size
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,7 +29,7 @@ class F3AST(Presence):
 
     looks_at_data = False
 
-    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
     smoothing: Fraction = 0.005  # beta: share of the newest round in the rates
     rate: FloatArray = field(default_factory=lambda: np.zeros(0), init=False)  # [N] r
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from turnout.core.allowed import Count
 from turnout.core.errors import check_room
-from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, Size, in_proportion
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Moments, Sampler, Selection, in_proportion
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -26,7 +27,7 @@ class MD(Sampler):
 
     looks_at_data = False
 
-    clients_per_round: Size = DEFAULT_SIZE  # draws of a round
+    clients_per_round: Count = DEFAULT_SIZE  # draws of a round
 
     def moments(self, server: Server) -> Moments:
         importance = server.importance

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
-from turnout.core.allowed import NotNegative, Seconds, Share
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, Size
+from turnout.core.allowed import Count, NotNegative, Seconds, Share
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -36,7 +36,7 @@ class Oort(Sampler):
     report = "loss"
     depends_on = "losses and times"
 
-    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
     explore: Share = 0.9  # share of the places for clients never tried
     decay: Share = 0.98  # factor of that share from round to round
     least_explore: Share = 0.2  # share that always explores

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
-from turnout.sampling._sampler import DEFAULT_SIZE, Sampler, Selection, Size, water_fill
+from turnout.core.allowed import Count
+from turnout.sampling._sampler import DEFAULT_SIZE, Sampler, Selection, water_fill
 from turnout.sampling.full import Full
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Optimal(Sampler):
     decides_later = True
     depends_on = "the updates"
 
-    clients_per_round: Size = DEFAULT_SIZE  # updates asked for in a round, on average
+    clients_per_round: Count = DEFAULT_SIZE  # updates asked for in a round, on average
 
     def sample(self, server: Server) -> Selection:
         return Full().sample(server)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import random
+from turnout.core.allowed import Count
 from turnout.core.errors import UserError
 from turnout.local.answers import LossReport
-from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Sampler, Selection, Size
+from turnout.sampling._sampler import DEFAULT_SIZE, IntArray, Sampler, Selection
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -29,7 +30,7 @@ class PowerOfChoice(Sampler):
 
     depends_on = "the losses"
 
-    clients_per_round: Size = DEFAULT_SIZE  # clients invited in a round
+    clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
     candidates: int = 20  # clients that report their loss
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from turnout.core.allowed import Count, Positive, Range, Share
 from turnout.core.errors import UserError, check_room
 from turnout.local.answers import ProfileReport
 from turnout.local.profile import profile_of
-from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, Size, in_proportion
+from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, in_proportion
 from turnout.theory import matching
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Profiled(Sampler):
 
     depends_on = "the profiles"
 
-    clients_per_round: Size = DEFAULT_SIZE  # draws of a round
+    clients_per_round: Count = DEFAULT_SIZE  # draws of a round
     preference: Annotated[PerClient, Range(least=0)] = 10.0  # alpha: how strongly data like the server's is preferred
     layer: str | None = None  # whose outputs are profiled; none: the first fully connected one
     reference: FloatArray | None = None  # [m, ...] inputs that the server holds; none: the central test set

@@ -28,11 +28,16 @@ class Wait(Spelt):
     """Say when a round closes."""
 
     section: ClassVar[str] = "wait"
+    of: ClassVar[str] = "closes its rounds by it"  # the methods it is for: one that ...
+    like: ClassVar[str] = "your own"  # the name of such a method
 
 
 @dataclass(frozen=True)
 class Answers(Wait):
     """Close a round when everybody invited has answered or failed, or earlier."""
+
+    of: ClassVar[str] = "invites clients anew in every round"
+    like: ClassVar[str] = "fedavg"
 
     deadline: Seconds | None = None  # seconds from when the models are out; none: no limit
     count: Count | None = None  # answers that close a round; none: all. Invite more than are needed
@@ -57,6 +62,9 @@ class Answers(Wait):
 @dataclass(frozen=True)
 class Arriving(Wait):
     """Close a round by what arrives, of clients that never wait for one another."""
+
+    of: ClassVar[str] = "lets clients begin again as they deliver"
+    like: ClassVar[str] = "fedbuff"
 
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
         """Give the policy of round `version`, with at most so many clients at work."""

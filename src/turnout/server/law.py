@@ -41,7 +41,7 @@ class Law:
         self.rule = algorithm.rule if isinstance(algorithm.rule, Rule) else algorithm.own_rule()
         self.weigh = algorithm.own_weigh() if algorithm.weigh is None else algorithm.weigh
         self.remember = algorithm.remember
-        self.last: Tensor | None = None  # [P] what the rule made last
+        self.last: dict[str, Tensor] = {}  # [P] what the rule made last, by the group of a method with several models
 
     def step(self, server: Server, updates: Updates, weights: ArrayLike) -> Updates:
         """Move the model by updates that have not counted before; returns those that counted."""
@@ -78,26 +78,33 @@ class Law:
         if server.privacy is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)
+        if self.rule is not None:
+            applied = np.where(applied != 0, 1.0, 0.0)
         moved = model.clone() if self.given is None else self.optimiser.step(server.model, model - server.model)
         if _finite(moved):
             server.model = moved
         else:
             server.diverge("the model is no longer finite")
-        server.close_aggregation(updates, applied, linear=weights is not None)
+        server.close_aggregation(updates, applied, linear=weights is not None and self.rule is None)
 
-    def combined(self, server: Server, rows: Tensor, weights: FloatArray) -> Tensor:
-        """Add rows `[k, P]` up by weight: `[P]`, or their weights' sum times what the rule makes of them."""
+    def combined(
+        self, server: Server, rows: Tensor, weights: FloatArray, around: Tensor | None = None, group: int = 0
+    ) -> Tensor:
+        """Add rows `[k, P]` up by weight: `[P]`, or their weights' sum times what the rule makes of them. Where rows
+        are models, it sees their differences from `around` `[P]`; every `group` has a last result of its own."""
         total = float(weights.sum())
         if self.rule is None or not total > 0:
             summed: Tensor = torch.tensordot(torch.as_tensor(weights).to(rows), rows, dims=1)
             return summed
         if (why := self.rule.too_few(len(rows))) is not None:
             server.log("too_few_rows", rows=min(self.rule.buckets or len(rows), len(rows)), why=why)
-        last = torch.zeros_like(server.model) if self.last is None else self.last
-        key = random.key(server.seed, "buckets", server.version)
+        name = f"last{group or ''}"
+        last = self.last.get(name, torch.zeros_like(server.model))
+        key = random.key(server.seed, "buckets", server.version, *([group] if group else []))
+        rows = rows if around is None else rows - around
         with server.cohort.all_threads():
-            self.last = self.rule(rows, torch.as_tensor(weights / total).to(rows), last, key)
-            return total * self.last
+            self.last[name] = self.rule(rows, torch.as_tensor(weights / total).to(rows), last, key)
+            return total * (self.last[name] if around is None else around + self.last[name])
 
     def finite(self, server: Server, updates: Updates, weights: FloatArray | None = None) -> Updates:
         """Drop rows that hold NaN or infinity, and log them with the weight that is lost."""

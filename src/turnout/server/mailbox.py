@@ -93,6 +93,7 @@ class Mailbox(Server):
     ) -> None:
         self._check_invited(ids)
         if work.modifiers:
+            work = self.held.sent(self, work, among)
             self._check_modifiers(work, among)
         if self._hides:
             privacy.check_alone(work, self)
@@ -216,7 +217,7 @@ class Mailbox(Server):
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         """Give jobs to the algorithm: with noise to hide single updates, nothing to look at."""
-        return self._updates(jobs, failed).sealed(self.privacy is not None)
+        return self.held.heard(self, self._updates(jobs, failed)).sealed(self.privacy is not None)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
         """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without
@@ -331,7 +332,7 @@ class Mailbox(Server):
         ]
         self._held, self._kept = ({job.client: job for job in places[place]} for place in ("held", "kept"))
         self._flight.enter([job.client for job in places["in_flight"]], places["in_flight"])
-        own = list(vars(self.algorithm).values())
+        own = [*vars(self.algorithm).values(), *self.held.tensors.values()]
         for work in [value for value in own if isinstance(value, LocalSGD)]:
             own += [value for part in work.parts.values() for value in vars(part).values()]
         share_tensors(every, [self.model, *(value for value in own if isinstance(value, Tensor))])

@@ -31,6 +31,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.server.absent import Absent
 from turnout.server.durations import Durations
 from turnout.server.flight import Flight
+from turnout.server.held import Held
 from turnout.server.jobs import Failures
 from turnout.server.law import Law
 from turnout.server.measurement import ByClient, Measurement, evaluators_of
@@ -102,7 +103,7 @@ class Server:
         self.paths: list[dict[str, str]] = []  # that local work has taken: kind of work, name, why
         self.stopping, self.evaluation = stopping or Stopping(), evaluation or Evaluation()
         self.observers, self.checkpoints = list(observers), checkpoints
-        self.law = Law(algorithm)
+        self.law, self.held = Law(algorithm), Held()
         self._store = ClientStore(self.population.size, self.plan.device, self.plan.dtype, self.plan.memory_mib)
         self._ticks, self._clock = self.population.ticks_per_second, 0  # ticks a second, ticks since the start
         self._flight = Flight(self.population.size)
@@ -227,9 +228,10 @@ class Server:
         """Drop the rows that hold NaN or infinity: they are rejected, their weight is lost, and that is logged."""
         return self.law.finite(self, updates, weights)
 
-    def combined(self, rows: Tensor, weights: FloatArray) -> Tensor:
-        """Make one row `[P]` of rows `[k, P]`: their weighted sum, or what the rule puts in its place."""
-        return self.law.combined(self, rows, weights)
+    def combined(self, rows: Tensor, weights: FloatArray, around: Tensor | None = None, group: int = 0) -> Tensor:
+        """Make one row `[P]` of rows `[k, P]`: their weighted sum, or what the rule puts in its place. Rows that are
+        models differ from `around`; a method with several models says for which `group` of clients it is."""
+        return self.law.combined(self, rows, weights, around, group)
 
     @property
     def optimiser(self) -> Step:
@@ -337,7 +339,6 @@ class Server:
         """Give everything that is not configuration, between two rounds: JSON facts and tensors."""
         algorithm, algorithm_tensors = save_state(self.algorithm)
         optimiser, optimiser_tensors = save_state(self.optimiser)
-        law_tensors = {} if self.law.last is None else {"last": self.law.last}
         facts: Facts = {
             "version": self.version,
             "begun": self.begun,
@@ -350,7 +351,7 @@ class Server:
         facts |= self._rounds.save()
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
-        tensors |= nest("law", law_tensors) | self._absent.save()
+        tensors |= nest("law", self.law.last) | nest("held", self.held.tensors) | self._absent.save()
         tensors |= nest("store", self._store.save())
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
@@ -367,8 +368,9 @@ class Server:
         self._absent = Absent.saved(tensors)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)
-        last = tensors.get("law/last", tensors.get("algorithm/direction"))  # where version 0.1 kept it
-        self.law.last = None if last is None else last.to(device)
+        former = {"law/last": tensors["algorithm/direction"]} if "algorithm/direction" in tensors else {}  # version 0.1
+        self.law.last = {name: last.to(device) for name, last in unnest("law", former | tensors).items()}
+        self.held.load(self.algorithm, tensors, device)
         self._store.load(unnest("store", tensors))
         self.stopped = facts["stopped"]
         for name, observer in self._named_observers():
