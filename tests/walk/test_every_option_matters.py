@@ -116,6 +116,7 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("fedprof", "normalise"): Case("invited", world=UNRELIABLE),
     ("fedprof", "wait_for"): Case(2, {"preference": 0.0}),
     ("fedprof", "clients_per_round"): Case(2),
+    ("profiled", "clients_per_round"): Case(2),
     ("fedprof", "preference"): Case(1.0),
     ("fedprof", "layer"): Case("2"),
     ("fedprof", "reference"): Case(normal(key(2, "test reference"), 100).reshape(20, 5)),
