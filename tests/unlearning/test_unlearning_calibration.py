@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from turnout import UserError
-from turnout.record.unlearning import achieved_delta, achieved_epsilon, composed, noise_ratio, threshold
+from turnout.record.unlearning import Calibration, Unlearning, achieved_delta, achieved_epsilon, composed, noise_ratio
+
+
+def threshold(epsilon: float, delta: float, sigma: float, calibration: Calibration = "analytic") -> float:
+    return Unlearning(epsilon=epsilon, delta=delta, sigma=sigma, calibration=calibration).threshold
 
 
 @pytest.mark.parametrize(("budget", "ratio"), [((10, 0.01), 0.310751), ((1, 0.01), 3.10751)])

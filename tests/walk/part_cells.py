@@ -159,12 +159,7 @@ def options() -> dict[str, Counter[str]]:
 
 def tables() -> str:
     """Rows are algorithms, columns parts and options: how many of them run; then the refusals, by reason."""
-    return shown({cell: found(cell) for cell in cells()})
-
-
-def shown(results: dict[Cell, str]) -> str:
-    """The tables of what was found."""
-    own = options()
+    own, results = options(), {cell: found(cell) for cell in cells()}
     sections = list(dict.fromkeys(section for _, section, _ in results))
     lines = [f"| algorithm | {' | '.join(sections)} | options |", f"|---|{'---|' * (len(sections) + 1)}"]
     for algorithm in registry.names("algorithm"):

@@ -34,13 +34,9 @@ class Plan(Spelt):
     device: str = "cpu"  # cpu, cuda or cuda:1
     engine: Annotated[str, OneOf(ENGINES)] = "auto"  # whether clients are computed together, and where
     precision: Annotated[str, OneOf(tuple(PRECISIONS))] = "float32"  # of parameters, products and values between layers
-    threads: Annotated[int, Range(0, 1024)] = (
-        0  # 0: all cores, counted once and written into the run; with ray, one for each worker
-    )
+    threads: Annotated[int, Range(0, 1024)] = 0  # 0: all cores, written into the run; with ray, one for each worker
     memory_mib: Annotated[int, Range(1, 2**40)] = 2048  # for what a training call holds at once
-    kernels: Annotated[str, OneOf(KERNELS)] = (
-        "auto"  # of plain SGD: written out for chains of common layers, or general
-    )
+    kernels: Annotated[str, OneOf(KERNELS)] = "auto"  # of plain SGD: written out for common layers, or general
     convolution: Annotated[str, OneOf(("auto", *FORMS))] = "auto"  # which form of it
     graphs: bool = True  # on CUDA: replay captured graphs
     blocks: Annotated[int, Range(1, 2**20)] = 16  # ray: parts a training call is cut into, no fewer than workers

@@ -56,11 +56,6 @@ def noise_ratio(epsilon: Finite, delta: Chance, calibration: Calibration = "anal
     return _least(lambda sigma: sigma > 0 and achieved_delta(1 / sigma, epsilon) <= delta)
 
 
-def threshold(epsilon: float, delta: float, sigma: float, calibration: Calibration = "analytic") -> float:
-    """psi*: the largest sensitivity that this noise hides."""
-    return sigma / noise_ratio(epsilon, delta, calibration)
-
-
 def composed(mus: Iterable[float]) -> float:
     """What several noised cuts amount to together."""
     return math.hypot(*mus)
@@ -117,4 +112,4 @@ class Unlearning(Spelt):
     @cached_property
     def threshold(self) -> float:
         """psi*: the largest sensitivity the noise hides."""
-        return threshold(self.epsilon, self.delta, self.sigma, self.calibration)
+        return self.sigma / noise_ratio(self.epsilon, self.delta, self.calibration)
