@@ -7,6 +7,7 @@ difference form of Fraboni et al. (JMLR 2023, equation 5), which stays right whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from turnout.aggregation.optimisers import Step
@@ -24,6 +25,8 @@ from turnout.server.server import ModelChoice, Server
 from turnout.server.updates import Updates
 
 Normalise = Literal["invited", "responders"]
+
+_answers = lru_cache(maxsize=16)(Answers)  # a round asks for it more than once
 
 
 @dataclass
@@ -104,7 +107,7 @@ class FedAvg(Algorithm):
         return weights * (len(chosen.clients) / len(updates)) if closed_early else weights
 
     def own_wait(self) -> Answers:
-        return Answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
+        return _answers(self.time_limit, self.wait_for, self.wait_for_crashed, self.retry)
 
     def own_optimiser(self) -> Step:
         return Step(self.server_lr)

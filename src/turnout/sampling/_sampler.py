@@ -64,7 +64,8 @@ class Sampler(Spelt):
     def invite(self, server: Server, chosen: Selection, work: LocalSGD, model: ModelChoice = None) -> float:
         """Ask those chosen for that work, and for what the scheme wants to know; returns the seconds until all copies
         of the model are out."""
-        work, informed = work.reporting(self.reports(server)), chosen.informed and model is None
+        report, informed = self.reports(server), chosen.informed and model is None
+        work = work.reporting(report) if report else work
         server.invite(chosen.clients, work, server.current if informed else model, hold=self.decides_later)
         return 0.0 if informed else server.push_seconds(len(chosen.clients), work)
 
