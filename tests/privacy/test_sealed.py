@@ -168,7 +168,7 @@ class Chooser(Sampler):
     """Invites whoever it likes, after a look."""
 
     def sample(self, server: Server) -> Selection:
-        answers = self.hear(server, np.arange(4), local())
+        answers = self.answers_of(server, np.arange(4), local())
         return Selection(np.arange(2), answers.norms().double().numpy()[:2])
 
 

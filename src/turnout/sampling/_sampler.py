@@ -102,7 +102,7 @@ class Sampler(Spelt):
         return clients[server.online().contains(clients)]
 
     @staticmethod
-    def hear(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
+    def answers_of(server: Server, clients: IntArray, work: LocalSGD, model: ModelChoice = None) -> Updates:
         """Reports of these clients before anybody is chosen; whoever is later than the algorithm's deadline is not
         waited for."""
         deadline = server.algorithm.time_limit

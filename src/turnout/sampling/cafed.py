@@ -87,7 +87,7 @@ class CAFed(Presence):
 
     def ask(self, server: Server, here: IntArray) -> tuple[IntArray, FloatArray]:
         """Who answered, with which loss. A client whose loss is no number does not train, but was online."""
-        answers = self.hear(server, here, BatchLossReport(batch_size=self.batch_size))
+        answers = self.answers_of(server, here, BatchLossReport(batch_size=self.batch_size))
         if not len(answers):
             return answers.clients, np.zeros(0)
         losses = answers["loss"].double().cpu().numpy()

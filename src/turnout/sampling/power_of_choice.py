@@ -40,7 +40,7 @@ class PowerOfChoice(Sampler):
 
     def sample(self, server: Server) -> Selection:
         asked = self.draw(server)
-        answers = self.hear(server, asked, LossReport())
+        answers = self.answers_of(server, asked, LossReport())
         losses = answers["loss"].double().cpu().numpy() if len(answers) else np.zeros(0)
         order = np.lexsort((answers.clients, -np.nan_to_num(losses, nan=-np.inf)))[: self.clients_per_round]
         return Selection(answers.clients[order], np.full(len(order), 1 / max(1, len(order))), informed=True)

@@ -142,7 +142,7 @@ class Profiled(Sampler):
         """Have these clients profile the current model; the first one they can make themselves."""
         if len(clients):
             work = ProfileReport.like(server.algorithm.stepping(server), report=self.reports(server))
-            self._match(server, self.hear(server, clients, work, server.current if server.version == 0 else None))
+            self._match(server, self.answers_of(server, clients, work, server.current if server.version == 0 else None))
 
     def _match(self, server: Server, updates: Updates) -> None:
         """Compare profiles with the reference's of the same model. Who sends none keeps the divergence it has."""
