@@ -487,5 +487,5 @@ def test_a_client_that_cannot_be_trained_ends_the_run(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("option", "least"), [("memory_mib", 1), ("threads", 0), ("blocks", 1), ("workers", 0)])
 def test_too_little_of_something_is_named(option: str, least: int) -> None:
-    with pytest.raises(UserError, match=rf"engine\.{option}: {least - 1} must be at least {least}"):
+    with pytest.raises(UserError, match=rf"engine\.{option}: {least - 1} must be (at least|from) {least}"):
         Plan(**{option: least - 1})  # type: ignore[arg-type]

@@ -24,7 +24,10 @@ class Regional(Algorithm):
     answer within `deadline` seconds after the models are out is not waited for; unless given, that is what the slowest
     client is expected to need. Without regions there is one edge."""
 
-    cannot: ClassVar[dict[str, str]] = dict.fromkeys(("weigh", "remember"), "averages models in regions")
+    cannot: ClassVar[dict[str, str]] = {
+        "weigh": "averages models in regions, by their samples",
+        "remember": "averages models in regions",
+    }
 
     local: LocalSGD
     deadline: Seconds | None = None  # after the models are out, in seconds; none: what the slowest is expected to need

@@ -37,13 +37,13 @@ class Range:
         if self.words:
             return self.words
         if math.isfinite(self.least) and math.isfinite(self.most):
-            return f"from {self.least:g} to {self.most:g}"
-        lower = "" if self.least == -math.inf else f"at least {self.least:g}"
-        upper = "" if self.most == math.inf else f"at most {self.most:g}"
+            return f"from {_shown(self.least)} to {_shown(self.most)}"
+        lower = "" if self.least == -math.inf else f"at least {_shown(self.least)}"
+        upper = "" if self.most == math.inf else f"at most {_shown(self.most)}"
         if self.above is not None:
-            lower = f"above {self.above:g}"
+            lower = f"above {_shown(self.above)}"
         if self.below is not None:
-            upper = "finite" if self.below == math.inf else f"below {self.below:g}"
+            upper = "finite" if self.below == math.inf else f"below {_shown(self.below)}"
         return " and ".join(filter(None, (lower, upper)))
 
     def check(self, option: str, value: Any) -> None:
@@ -53,7 +53,7 @@ class Range:
         except (TypeError, ValueError) as error:
             raise UserError(f"{option}: {str(value)[:60]!r} is not a number") from error
         if self.whole and np.asarray(value).dtype.kind not in "iu":
-            raise UserError(f"{option}: {value} must be a whole number {self}")
+            raise UserError(f"{option}: {str(value)[:60]} must be a whole number {self}")
         fits = (self.least <= numbers) & (numbers <= self.most)
         if self.above is not None:
             fits &= numbers > self.above
@@ -88,6 +88,10 @@ Fraction = Annotated[float, Range(above=0, most=1)]  # a share that is not nothi
 Count = Annotated[int, Range(least=1, whole=True)]
 WholeNumber = Annotated[int, Range(least=0, whole=True)]
 Seconds = Annotated[float, Range(1e-6, 1e9, words="above 0: from a microsecond to 1e9 seconds")]  # as clocks can tell
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:.0f}" if bound == round(bound) and abs(bound) <= 1e9 else f"{bound:g}".replace("e+", "e")
 
 
 @cache

@@ -39,9 +39,11 @@ class Spelt:
 def spelt(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that is to refuse an unknown option in one sentence."""
 
+    name = getattr(function, "__qualname__", "options")  # of a partial function
+
     @wraps(function)
     def called(*given: P.args, **options: P.kwargs) -> R:
-        _check(function.__qualname__, function.__name__, given, options, function, function)
+        _check(name, name.rpartition(".")[2], given, options, function, function)
         return function(*given, **options)
 
     return called
