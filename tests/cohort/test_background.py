@@ -264,7 +264,7 @@ def test_each_job_has_its_own_row(sizes: tuple[int, ...]) -> None:
     whole, jobs = cohort(Plan(threads=2), sizes)
     expected = whole.train(jobs).payload["delta"]
     with threads(1):
-        found = Engine(whole).carry_out(jobs, [0] * len(sizes), False)
+        found = Engine(whole).train(jobs, [0] * len(sizes), False)
         for rows, block, *_ in found:
             assert block._late is not None
             for here, row in reversed(list(enumerate(rows))):
@@ -277,7 +277,7 @@ def test_what_goes_ahead_is_let_go_row_by_row() -> None:
     jobs = replace(jobs, models=list(jobs.models), ahead=True)
     expected = whole.train(jobs).payload["delta"]
     with threads(1):
-        found = Engine(whole).carry_out(jobs, [0] * 20, False)
+        found = Engine(whole).train(jobs, [0] * 20, False)
         assert [list(result.rows) for result in found] == [[row] for row in range(20)]
         places = set()
         for result, row in zip(found, expected, strict=True):
@@ -302,7 +302,7 @@ def test_rows_are_withdrawn_only_when_nobody_refers_to_any_of_a_block(kept: list
 
     whole._plain._block = watched  # type: ignore[assignment, method-assign]
     with threads(1):
-        found = Engine(whole).carry_out(jobs, [0] * 20, False)
+        found = Engine(whole).train(jobs, [0] * 20, False)
         mine = [found[row].payload for row in kept]
         first = found[0].payload  # is being trained already
         del found

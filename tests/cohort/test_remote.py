@@ -253,7 +253,7 @@ def test_an_engine_that_is_dropped_ends_its_workers() -> None:
     cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1).resolve())
     pool = InProcess(cohort, 1)
     engine = RemoteEngine(cohort, 2, lambda: pool)
-    engine.carry_out(replace(jobs_of([3, 4]), models=task.initial[None]), [0, 0], False)
+    engine.train(replace(jobs_of([3, 4]), models=task.initial[None]), [0, 0], False)
     del engine
     assert pool.ended
 
@@ -264,7 +264,7 @@ def one_block(**options: Any) -> tuple[RemoteEngine, InProcess, Block]:
     pool = InProcess(cohort, 2)
     engine = RemoteEngine(cohort, 1, lambda: pool)
     jobs = replace(jobs_of([3, 4, 2], **options), models=task.initial[None])
-    return engine, pool, engine.carry_out(jobs, [0, 0, 0], False)[0].payload
+    return engine, pool, engine.train(jobs, [0, 0, 0], False)[0].payload
 
 
 def test_vectors_that_were_changed_are_so_again_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_a_client_asked_again_computes_nothing_again(tmp_path: Path, monkeypatch
     world.server(rounds=1).run()
     client, message = world.grid.asked[0]
     first = world.workers[client].train(message.content)
-    monkeypatch.setattr(world.workers[client], "_carried_out", None)
+    monkeypatch.setattr(world.workers[client], "_trained", None)
     again = world.workers[client].train(message.content)
     assert first["payload"] == again["payload"]
 

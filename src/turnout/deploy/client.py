@@ -98,7 +98,7 @@ class Worker:
             if state is None:
                 return _answer(request, needs=wire.NEEDS_STATE)
             began = time.monotonic()
-            found = self._carried_out(request, model, state)
+            found = self._trained(request, model, state)
             found["seconds"] = torch.tensor(time.monotonic() - began, dtype=torch.float64)
             self.memory.remember("answers", request.name, found, request.memory)
         payload = unnest(PAYLOAD, found)
@@ -129,7 +129,7 @@ class Worker:
             rows |= {name: value for name, value in unnest("state", before).items() if name in rows}
         return {name: value.to(self.cohort.plan.device) for name, value in rows.items()}
 
-    def _carried_out(self, request: Request, model: Tensor, state: Named) -> Named:
+    def _trained(self, request: Request, model: Tensor, state: Named) -> Named:
         jobs = Jobs(
             request.work,
             np.array([request.key], np.int64),

@@ -147,19 +147,19 @@ class _Listener(AppGrid):
 
 
 def _new_style(app: App, clients: int) -> Opening:
-    heard = _Listener(clients)
+    listener = _Listener(clients)
     try:
-        with standing_in(heard.sleep, "sleep", *SLEEPERS):
-            app.server(heard, app.context(0))
+        with standing_in(listener.sleep, "sleep", *SLEEPERS):
+            app.server(listener, app.context(0))
     except (Ended, UserError) as error:
-        if isinstance(error, UserError) and heard.train is None:
+        if isinstance(error, UserError) and listener.train is None:
             raise
     except Exception as error:
-        if heard.train is None:  # else it does not bear that nobody answers
+        if listener.train is None:  # else it does not bear that nobody answers
             raise UserError(f"flower.app: its ServerApp fails before it sends a model ({why(error)})") from error
-    if heard.train is None:
+    if listener.train is None:
         raise UserError("flower.app: its ServerApp asks nobody to train")
-    return Opening(heard.train, heard.evaluate or heard.train)
+    return Opening(listener.train, listener.evaluate or listener.train)
 
 
 def _too_few(clients: int) -> NoReturn:

@@ -34,11 +34,11 @@ Row = tuple[float, str, int]  # seconds, what, client: see `Timeline`
 class OneByOne(Engine):
     """Carries out every job by itself, as its client did: jobs that are computed together are rounded otherwise."""
 
-    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+    def train(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
         results = []
         for row, version in enumerate(versions):
             alone = replace(jobs.take(np.array([row])), ahead=False)
-            results += [each._replace(rows=[row]) for each in super().carry_out(alone, [version], keep_params)]
+            results += [each._replace(rows=[row]) for each in super().train(alone, [version], keep_params)]
         return results
 
     @property

@@ -140,10 +140,10 @@ class AppSimulation(Simulation):
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:
             if job.outcome == ARRIVED:
-                self._carry_out(job)
+                self._train(job)
         super()._finish(jobs)
 
-    def _carry_out(self, job: Job) -> None:
+    def _train(self, job: Job) -> None:
         """Call the app for a job that has come to its end; what its client keeps is then its own."""
         assert isinstance(job.work, AppWork)
         key = int(random.key(self.seed, job.work.purpose, job.client, job.batches))

@@ -58,7 +58,7 @@ class Engine:
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
 
-    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+    def train(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
         """Train these jobs, which received models of these versions, and transform their updates. This is where a
         simulation trains: its server calls it when an update is first looked at."""
         everybody, results = range(len(jobs.keys)), []

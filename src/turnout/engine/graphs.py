@@ -91,8 +91,8 @@ class GraphedSGD(PlainSGD):
         self._pool: Any = None
         self._indices: dict[int, tuple[NDArray[np.integer], Tensor]] = {}  # by identity: with it here and there
         self._messages = 0
-        self._heard = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
-        self._last_heard = self._heard.numpy()
+        self._read = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
+        self._last_read = self._read.numpy()
 
     def train(self, jobs: Jobs, size: Size) -> Tensor:
         work, models, received, keys, samples = jobs.work, jobs.models, jobs.received, jobs.keys, jobs.samples
@@ -102,16 +102,16 @@ class GraphedSGD(PlainSGD):
         name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)
         known = self._known.get(name) if even and isinstance(samples, Picked) else None
         if known is not None:
-            return self._carry_out(known, begins, (keys, samples.counts, steps, samples.begin), lr)
+            return self._run_graph(known, begins, (keys, samples.counts, steps, samples.begin), lr)
         extent = Extent(*map(rounded, Extent.of(work, samples.counts, steps)))
         pool, begin = self._resident(samples)
         columns = keys, samples.counts, steps, begin
         message, told = self._message(clients)
 
         def drawn() -> tuple[Course, Tensor, Tensor]:
-            heard = message.to(self.plan.device, non_blocking=True)
-            self._heard.copy_(heard[:1], non_blocking=True)
-            head, rows = heard[:3], heard[3:].view(5, clients)
+            placed = message.to(self.plan.device, non_blocking=True)
+            self._read.copy_(placed[:1], non_blocking=True)
+            head, rows = placed[:3], placed[3:].view(5, clients)
             drawn = draw(work, unpacked(rows[:4], pool, extent.samples), extent, self.keyed)
             return Course.of(drawn, steps, self.plan.dtype), rows[4].view(torch.float64).to(self.plan.dtype), head
 
@@ -138,12 +138,12 @@ class GraphedSGD(PlainSGD):
             self._moved(state, first, moved)
 
         call = Call(work, (*shape, shared), told, start, moved)
-        found = self._carry_out(call, begins, columns, lr, body)
+        found = self._run_graph(call, begins, columns, lr, body)
         if even and isinstance(samples, Picked) and id(samples.pool) in self._indices and len(self._known) < KEPT:
             self._known[name] = call
         return found
 
-    def _carry_out(
+    def _run_graph(
         self,
         call: Call,
         begins: Tensor,
@@ -189,7 +189,7 @@ class GraphedSGD(PlainSGD):
 
     def _await_reading(self) -> None:
         """Wait until the device has read the message before; as a rule that was long ago."""
-        if self._last_heard[0] != self._messages and self.inputs.is_cuda:
+        if self._last_read[0] != self._messages and self.inputs.is_cuda:
             torch.cuda.current_stream(self.plan.device).synchronize()
 
     def _tell(

@@ -203,7 +203,7 @@ class RemoteEngine(Engine):
         self._pool: Pool | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def carry_out(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
+    def train(self, jobs: Jobs, versions: Sequence[int], keep_params: bool) -> list[Results]:
         parts = cut(jobs, self._cut_into)
         held = [self.hold(jobs.take(rows), [versions[row] for row in rows], keep_params) for rows in parts]
         trained = self._run(held)

@@ -93,9 +93,9 @@ def mixing_matrix(overlay: Overlay, round: int = 0, rule: str | None = None) -> 
         raise unknown("algorithm.mixing", rule, MIXINGS)
     arcs, own = overlay.arcs(round), overlay.mixing(round)
     weights = MIXINGS[rule or "local_degree"](arcs) if rule is not None or own is None else own
-    heard = arcs.T | np.eye(len(arcs), dtype=np.bool_) | (False if own is None else own != 0)
+    linked = arcs.T | np.eye(len(arcs), dtype=np.bool_) | (False if own is None else own != 0)
     name = rule or ("local_degree" if own is None else "the mixing")
-    if (~heard & (weights != 0)).any():
+    if (~linked & (weights != 0)).any():
         raise UserError(
             f"algorithm.mixing: {name} needs everybody to hear everybody, which overlay {overlay.name} does not give; "
             "use local_degree, or a star"

@@ -43,7 +43,7 @@ class Held:
                 work = work.bind({f"modifiers.{place}.{name}": self.tensors[name]})
         return work
 
-    def heard(self, server: Server, updates: Updates) -> Updates:
+    def take_in(self, server: Server, updates: Updates) -> Updates:
         """The same updates, once what they say is added; rows that are not finite say nothing."""
         for name in self.tensors if len(updates) else ():
             rows = updates.select([not job.hold and name in job.work.sends(server.task) for job in updates.jobs])

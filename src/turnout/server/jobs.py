@@ -19,7 +19,7 @@ ARRIVED, CRASHED, OFFLINE, LEFT = fates.ARRIVED, fates.CRASHED, fates.OFFLINE, f
 CANCELLED = "cancelled"
 SILENCED = "silenced"  # by an adversary
 REJECTED = "rejected"  # a real client's answer that is not what was asked for
-NOT_KNOWN = -1  # the end of a job of which nothing has been heard
+NOT_KNOWN = -1  # the end of a job of which nothing is known
 
 
 @dataclass(slots=True, eq=False)

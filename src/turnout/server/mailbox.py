@@ -217,7 +217,7 @@ class Mailbox(Server):
 
     def _handed(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         """Give jobs to the algorithm: with noise to hide single updates, nothing to look at."""
-        return self.held.heard(self, self._updates(jobs, failed)).sealed(self.privacy is not None)
+        return self.held.take_in(self, self._updates(jobs, failed)).sealed(self.privacy is not None)
 
     def _next_events(self, most: int = 1, close: int | None = None) -> list[Job]:
         """Advance to the next event, or through so many where nothing happens in between; the jobs that ended, without

@@ -234,7 +234,7 @@ class Simulation(Mailbox):
             ahead,
         )
         kept = self.algorithm.clients_keep == "models"
-        for rows, payload, state, own in self._engine.carry_out(order, [job.version for job in jobs], kept):
+        for rows, payload, state, own in self._engine.train(order, [job.version for job in jobs], kept):
             self._attach([jobs[row] for row in rows], payload, state if keeps else None, own if kept else None)
 
     def _train_together(self, crew: Crew) -> None:
@@ -250,7 +250,7 @@ class Simulation(Mailbox):
             {},
         )
         self._trained = True
-        results = self._engine.carry_out(order, [crew.version] * count, keep_params=False)
+        results = self._engine.train(order, [crew.version] * count, keep_params=False)
         if len(results) == 1 and isinstance(results[0].rows, range):
             crew.block = results[0].payload
             return
