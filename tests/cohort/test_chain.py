@@ -279,7 +279,7 @@ def test_no_message_counts_as_read_before_it_is(steps: list[int], monkeypatch: p
     replay, unread = GraphedSGD._replay, list[bool]()
 
     def watched(self: GraphedSGD, shape: Any) -> Any:
-        unread.append(self._last_heard[0] != self._messages)
+        unread.append(self._last_read[0] != self._messages)
         return replay(self, shape)
 
     monkeypatch.setattr(GraphedSGD, "_replay", watched)
@@ -287,7 +287,7 @@ def test_no_message_counts_as_read_before_it_is(steps: list[int], monkeypatch: p
         before = len(unread)
         compare(whole, graphed, steps, 0.1)
         assert unread[before]  # by the first graph of a cohort
-    assert graphed._last_heard[0] == graphed._messages
+    assert graphed._last_read[0] == graphed._messages
 
 
 def test_a_client_without_steps_does_not_move() -> None:
