@@ -37,11 +37,12 @@ class Spelt:
 
 
 def spelt(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that is to refuse an unknown option in one sentence."""
+    """Decorate a function that is to refuse an unknown option, or a value that is not allowed, in one sentence."""
+    owned = next(iter(inspect.signature(function).parameters), "") in ("self", "cls")  # a method: no option of it
 
     @wraps(function)
     def called(*given: P.args, **options: P.kwargs) -> R:
-        _check(function.__qualname__, function.__name__, given, options, function, function)
+        _check(function.__qualname__, function.__name__, given[owned:], options, function, function)
         return function(*given, **options)
 
     return called
