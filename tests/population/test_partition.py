@@ -193,7 +193,7 @@ def test_one_class_refuses_what_cannot_be() -> None:
         partition.one_class(LABELS, 20, 0, clients_per_class=3)
     with pytest.raises(UserError, match="clients 3, 7 have no sample of their class"):
         partition.one_class([0, 0, 0, 0, 0, 0, 0, 1, 1], 8, 0)
-    with pytest.raises(UserError, match="one_class.samples: 0 must be at least 1"):
+    with pytest.raises(UserError, match=r"one_class\.samples: 0 must be at least 1"):
         partition.one_class(LABELS, 10, 0, samples=0)
 
 

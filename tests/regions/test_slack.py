@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from turnout import HybridFL, LocalSGD
+from turnout import LocalSGD
+from turnout.algorithms import HybridFL
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray, key, normal, uniform
 from turnout.theory.slack import (

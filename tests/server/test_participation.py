@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from support import population
-from turnout import AsyncFedAvg, LocalSGD, Policy, devices
+from turnout import LocalSGD, Policy, devices
 from turnout.aggregation.staleness import discount
+from turnout.algorithms import AsyncFedAvg
 from turnout.core.errors import UserError
 from turnout.server.durations import Durations
 from turnout.server.policy import Gaps, rates
