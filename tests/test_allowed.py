@@ -169,7 +169,7 @@ def _inside(hint: Any, allowed: Range | OneOf | None) -> Any:
     if allowed is not None:
         return next(x for x in (1, 0.5, 0, 2) if _fits(allowed, x))
     text = str(hint)
-    return {} if "dict" in text else [1] if "list" in text or "Sequence" in text else "x" if "str" in text else 1
+    return {} if "dict" in text else "x" if "str" in text else 1
 
 
 def _fits(allowed: Range, value: float) -> bool:
