@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack, get_origin
 
 import numpy as np
 import pytest
 
-from turnout.config.kinds import KINDS, PLAIN, options
-from turnout.config.options import call
+from turnout.config.kinds import FILLED_IN, KINDS, PLAIN, options
+from turnout.config.options import call, options_of
 from turnout.core.allowed import Count, Finite, NotNegative, OneOf, Positive, Range, Seconds, Share, allowed_of
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt, spelt
@@ -106,3 +108,103 @@ def test_every_default_is_allowed_and_shown() -> None:
                     written = option.default.replace("inf", "1e999")  # as a literal
                     value = option.default if isinstance(allowed, OneOf) else ast.literal_eval(written)
                     allowed.check(f"{section}.{name}", value)
+
+
+# Options of numbers or names that declare nothing, and why.
+FREE = {
+    **dict.fromkeys(
+        ("run.seed", "data.seed", "data.sample_seed", "availability.seed", "local.noise.seed", "privacy.noise_seed"),
+        "any whole number is a seed",
+    ),
+    **dict.fromkeys(("behaviour.factor", "behaviour.scale", "behaviour.z"), "liars send any multiple"),
+    **dict.fromkeys(("run.target", "sampler.optima"), "values of a loss or a measure, which may be any number"),
+    **dict.fromkeys(("algorithm.reference", "sampler.reference"), "inputs of a model, which may be any numbers"),
+    **dict.fromkeys(("run.name", "run.folder", "run.measure", "engine.address"), "names of the user's own"),
+    **dict.fromkeys(("algorithm.head", "algorithm.layer", "sampler.layer", "serve.layer"), "layers of a model"),
+    **dict.fromkeys(("data.client", "data.target", "availability.variant"), "columns or rows of a file"),
+    **dict.fromkeys(("data.function", "model.loss"), "a function of the user's own, module:function, as well"),
+    **dict.fromkeys(("network.underlay", "network.overlay", "network.center"), "a file, or a silo's name, as well"),
+    **dict.fromkeys(("network.access", "network.core"), "rates with their units"),
+    **dict.fromkeys(("algorithm.index", "serve.index"), "a string of faiss.index_factory as well"),
+    **dict.fromkeys(("engine.device", "local.report"), "several words with a grammar of their own"),
+    "algorithm.weighting": "a name, or a share",
+}
+NAMELESS = ("a number", "a whole number", "text")
+
+
+def _things() -> list[tuple[str, str, Callable[..., Any]]]:
+    """Section, name and maker of everything that has options."""
+    named = [(kind.section.format(name), name, made) for kind in KINDS.values() for name, made in kind.things().items()]
+    return [(section, name, made) for section, name, made in named if section != "detectors"] + [
+        (section, "", made) for section, made in PLAIN.items()
+    ]
+
+
+def test_every_number_and_name_says_what_it_may_be() -> None:
+    plain = {*NAMELESS, *(f"{one} or {other}" for one in NAMELESS for other in (*NAMELESS, "a list"))}
+    silent = {
+        f"{section}.{option.name}"
+        for section, _, made in _things()
+        for option in options(section, made)
+        if option.takes in plain
+    }
+    assert silent - {"clients.importance"} == FREE.keys()
+
+
+def _outside(allowed: Range | OneOf, hint: Any) -> list[Any]:
+    """Values that are just not allowed."""
+    if isinstance(allowed, OneOf):
+        return ["no such name"]
+    step = 1e-6 if "float" in str(hint) or "ndarray" in str(hint) else 1
+    least = [allowed.least - step * max(1, abs(allowed.least))] if allowed.least != -math.inf else []
+    most = [allowed.most + step * max(1, abs(allowed.most))] if allowed.most != math.inf else []
+    open_ends = [end for end in (allowed.above, allowed.below) if end is not None and abs(end) != math.inf]
+    return [*least, *most, *open_ends]
+
+
+def _inside(hint: Any, allowed: Range | OneOf | None) -> Any:
+    """A value for an option that must be given."""
+    if isinstance(allowed, OneOf):
+        return allowed.names[0]
+    if allowed is not None:
+        return next(x for x in (1, 0.5, 0, 2) if _fits(allowed, x))
+    text = str(hint)
+    return {} if "dict" in text else "x" if "str" in text else 1
+
+
+def _fits(allowed: Range, value: float) -> bool:
+    try:
+        allowed.check("", value)
+    except UserError:
+        return False
+    return True
+
+
+def _written(hint: Any, value: Any) -> Any:
+    """The value in the form that the option has: a list where it takes nothing else."""
+    lists = get_origin(hint) in (tuple, list, Sequence)
+    whole = float(value).is_integer() if isinstance(value, int | float) else False
+    value = int(value) if whole and "float" not in str(hint) else value
+    return [value] * (2 if get_origin(hint) is tuple else 1) if lists else value
+
+
+def test_what_is_not_allowed_is_refused_in_a_configuration() -> None:
+    """The sentence begins with the option, whatever part of the library declares it."""
+    refused = 0
+    for section, thing, made in _things():
+        known, declared = options_of(made), allowed_of(made)
+        filled = FILLED_IN.get(section, set())
+        given = {name: None for name in known if name in filled}
+        needed = {
+            name: _written(hint, _inside(hint, declared.get(name)))
+            for name, (hint, default) in known.items()
+            if default is inspect.Parameter.empty and name not in filled
+        }
+        for name, allowed in declared.items():
+            for value in _outside(allowed, known[name][0]) if name in known and name not in filled else ():
+                options = needed | {name: _written(known[name][0], value)}
+                with pytest.raises(UserError) as sentence:
+                    call(section, made, options, given)
+                assert re.match(rf"{re.escape(section)}\.{name}\W", str(sentence.value)), (thing, name, str(sentence))
+                refused += 1
+    assert refused > 700

@@ -242,7 +242,7 @@ def test_every_sampler_by_name(name: str) -> None:
         ({"clients": {"importance": [0.5] * 6}}, "population.importance: the values sum to 3, they must sum to 1"),
         ({"clients": {"importance": "size"}}, "population.importance: 'size' is not samples, equal or a list"),
         ({"clients": {"joined_at": [1.0]}}, "population.joined_at: 1 values for 6 clients"),
-        ({"clients": {"test": "some"}}, "clients.test: 'some' is not split, matched or none"),
+        ({"clients": {"test": "some"}}, "clients.test: unknown name 'some'; allowed: matched, none, split"),
         ({"clients": {"count": 7}}, "partition natural: 7 clients asked, the data has 6 groups"),
         ({"devices": {"name": "fast"}}, "devices.name: unknown name 'fast'"),
         ({"devices": {"name": "fx", "percent": 120}}, "devices.percent: 120.0 must be at least 0 and below 100"),

@@ -53,11 +53,11 @@ BAD = {
     "share": (["behaviour.name=blur", "behaviour.share=1.5"], "behaviour.share: 1.5 must be from 0 to 1"),
     "strength": (
         ["behaviour.name=salt_and_pepper", "behaviour.share=0.5", "behaviour.strength=2"],
-        "salt_and_pepper of strength 2.0; it must be a share from 0 to 1",
+        "behaviour.strength: 2.0 must be from 0 to 1",
     ),
     "below 0": (
         ["behaviour.name=gaussian_noise", "behaviour.share=0.5", "behaviour.strength=-1"],
-        "gaussian_noise of strength -1.0; it must be at least 0",
+        "behaviour.strength: -1.0 must be at least 0 and finite",
     ),
     "flat": (["behaviour.name=blur", "behaviour.share=0.5"], "blur needs images"),
     "kind": (

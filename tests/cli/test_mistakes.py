@@ -70,7 +70,7 @@ MISTAKES = {
         "has no training sample; choose another partition",
     ),
     "too many clients": (["partition.name=iid", "clients.count=5000"], "partition: 5000 clients for 1438 samples"),
-    "no clients": (["partition.name=iid", "clients.count=0"], "partition: 0 clients for 1438 samples"),
+    "no clients": (["partition.name=iid", "clients.count=0"], "clients.count: 0 must be at least 1"),
     "wrong column": (["clients.joined_at=[1.0, 2.0]"], "population.joined_at: 2 values for 100 clients"),
     "unknown model": (["model.name=mpl"], "model.name: unknown name 'mpl'; did you mean mlp?"),
     "own model": (["model.name=mine:net"], "model.name: 'mine:net' cannot be imported"),

@@ -271,8 +271,8 @@ def test_the_clustered_population() -> None:
     [
         (lambda: Markov(0.9, -0.2), r"availability.correlation is -0.2; it must be from -0.111111 to below 1"),
         (lambda: Markov(np.array([0.5, 0.9]), -0.2), "correlation of client 1 is -0.2.* probability is 0.9"),
-        (lambda: Markov(0.5, 1.0), "correlation is 1.0; it must be from -1 to below 1"),
-        (lambda: Markov(0.5, np.nan), "correlation is nan"),
+        (lambda: Markov(0.5, 1.0), "availability.correlation: 1.0 must be at least -1 and below 1"),
+        (lambda: Markov(0.5, np.nan), "availability.correlation: nan"),
         (lambda: Markov(1.5, 0.0), "availability.probability: 1.5"),
         (lambda: Markov(np.full(3, 0.5), np.zeros(4)), "probability for 3, correlation for 4"),
         (lambda: Markov(0.5, 0.5, clock="hours"), "availability.clock"),  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def test_the_clustered_population() -> None:
         (lambda: Grouped(Bernoulli(0.5), np.array([0, -1])), "availability.groups"),
         (lambda: Grouped(Bernoulli(0.5), np.array([0.5, 1])), "availability.groups"),
         (lambda: Grouped(Bernoulli(0.5), np.arange(3)).online(0, np.arange(4), 0), "client 3 has none"),
-        (lambda: heterogeneous(gap=0.6), r"availability.probability\[0\]: 1.1"),
+        (lambda: heterogeneous(gap=0.6), "heterogeneous.gap: 0.6 must be from -0.5 to 0.5"),
         (lambda: heterogeneous(correlated_fraction=(0.5, 2.0)), r"correlated_fraction\[1\]: 2.0"),
         (lambda: clustered(clusters=0), "clustered.clusters: 0"),
     ],

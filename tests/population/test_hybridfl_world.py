@@ -206,7 +206,7 @@ def test_sizes_of_regions_scatter_as_told() -> None:
     [
         ({"edges": 0}, "clients.regions: 0 must be from 1 to the 5 clients"),
         ({"edges": 6}, "clients.regions: 6 must be"),
-        ({"edges": 2, "relative_sd": -1.0}, "clients.region_sd: -1.0 must be at least 0"),
+        ({"edges": 2, "relative_sd": -1.0}, "deal.relative_sd: -1.0 must be at least 0"),
     ],
 )
 def test_regions_that_cannot_be(options: dict[str, Any], words: str) -> None:

@@ -52,9 +52,9 @@ def test_drawn_rates_belong_to_the_client() -> None:
 @pytest.mark.parametrize(
     ("links", "complaint"),
     [
-        (lambda: Links(down=0.0), r"links.down of client 0 is 0.0; it must be a positive rate"),
-        (lambda: Links(down=np.array([1.0, np.nan, 1, 1])), "down of client 1 is nan"),
-        (lambda: Links(latency=np.array([0.0, 0, -1, 0])), "latency of client 2 is -1.0"),
+        (lambda: Links(down=0.0), "links.down: 0.0 must be above 0"),
+        (lambda: Links(down=np.array([1.0, np.nan, 1, 1])), r"links.down\[1\]: nan"),
+        (lambda: Links(latency=np.array([0.0, 0, -1, 0])), r"links.latency\[2\]: -1.0 must be at least 0"),
         (lambda: Links(down=np.ones(3)), "given for 3 clients; client 3 has none"),
         (lambda: Links(server=0.0), "links.server: 0.0 must be above 0"),
     ],

@@ -200,7 +200,7 @@ FORM = "device,from_s,until_s"
         (["device,unavailable_from_s,duration_s", "0,1,20", "0,3,1"], "line 3: the spell begins before another"),
         (["device,variant,t_s,state", "0,4st,1,2"], "trace.variant: '2st' is not in .*trace.csv; it has 4st"),
         (["device,variant,t_s,state", "0,2st,500,2", "1,2st,0,0", "0,2st,400,0"], "line 4: it is earlier than"),
-        (["device,variant,t_s,state", "0,2st,1,2", "0,2st,200,0"], "trace.skip: 300.0 must be at least 0 and below"),
+        (["device,variant,t_s,state", "0,2st,1,2", "0,2st,200,0"], "trace.skip: 300.0 must be below the end"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_a_sentence(tmp_path: Path, lines: list[str], complaint: str) -> None:

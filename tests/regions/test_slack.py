@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from turnout import LocalSGD
+from turnout.algorithms import HybridFL
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray, key, normal, uniform
 from turnout.theory.slack import (
@@ -88,7 +90,7 @@ def test_survivors_are_the_woken_times_their_mean_reliability() -> None:
 
 def test_an_unknown_estimator_and_an_impossible_theta_are_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm.slack: unknown name 'count_last'; did you mean count_late\?"):
-        estimator("count_last", 0.5)
+        HybridFL(LocalSGD(lr=0.1), deadline=1.0, slack="count_last")
     for theta in (0.0, 1.1, np.nan):
         with pytest.raises(UserError, match=r"algorithm.theta_init: .* must be above 0 and at most 1"):
             estimator("fixed", theta)

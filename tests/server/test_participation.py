@@ -9,7 +9,8 @@ import pytest
 
 from support import population
 from turnout import LocalSGD, Policy, devices
-from turnout.aggregation.staleness import check_discount, discount
+from turnout.aggregation.staleness import discount
+from turnout.algorithms import AsyncFedAvg
 from turnout.core.errors import UserError
 from turnout.server.durations import Durations
 from turnout.server.policy import Gaps, rates
@@ -135,5 +136,6 @@ def test_discounts(name: str, rate: float, start: float, expected: list[float]) 
     ],
 )
 def test_discounts_that_cannot_be(options: Any, message: str) -> None:
+    names = ("staleness_discount", "discount_rate", "discount_from")
     with pytest.raises(UserError, match=message):
-        check_discount(*options)
+        AsyncFedAvg(LocalSGD(lr=0.1), **dict(zip(names, options, strict=True)))

@@ -16,6 +16,9 @@ from turnout.core.allowed import Positive, Range, Share
 from turnout.core.memory import room_like
 from turnout.core.spelling import Spelt
 
+Beta = Annotated[float, Range(least=0, below=1)]  # share of a speed that is kept
+Tau = Annotated[float, Range(above=0, most=1e18)]
+
 
 @dataclass
 class Step(Spelt):
@@ -45,7 +48,7 @@ class Projected(Step):
 class Momentum(Step):
     """Keep a speed: `v <- beta v + change; model <- model + lr v`."""
 
-    beta: float = 0.9  # share of its speed that the model keeps
+    beta: Beta = 0.9  # share of its speed that the model keeps
     velocity: Tensor | None = field(default=None, init=False)
 
     def step(self, model: Tensor, change: Tensor) -> Tensor:
@@ -59,7 +62,7 @@ class Adaptive(Step):
 
     lr: Positive = 0.01  # how far the server goes
     beta1: Share = 0.9  # share that the mean of the changes keeps
-    tau: Annotated[float, Range(above=0, most=1e18)] = 1e-3  # what keeps the denominator from 0
+    tau: Tau = 1e-3  # what keeps the denominator from 0
     mean: Tensor | None = field(default=None, init=False)
     variance: Tensor | None = field(default=None, init=False)
 

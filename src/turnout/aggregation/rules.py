@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnout.core.allowed import Count, Positive, Range, WholeNumber
+from turnout.core.allowed import Count, OneOf, Positive, Range, WholeNumber
 from turnout.core.errors import UserError
 from turnout.core.flat import clip_factors
 from turnout.core.random import IntArray, permutation
 from turnout.core.spelling import Spelt
 
+Trim = Annotated[float, Range(least=0, below=0.5)]  # share of the values on either side
 _TINY = 1e-30
 _COLUMNS = 1 << 14  # looked at together: what a sort needs stays small and near
 
@@ -186,7 +187,7 @@ class CoordinateMedian(Rule):
 class TrimmedMean(Rule):
     """Take the weighted mean of every coordinate without its extreme values (Yin et al., ICML 2018)."""
 
-    trim: Annotated[float, Range(least=0, below=0.5)] = 0.1  # share of the values left out on either side
+    trim: Trim = 0.1  # share of the values left out on either side
 
     def of(self, rows: Tensor, weights: Tensor, last: Tensor) -> Tensor:
         return trimmed_mean(rows, weights, self.trim)
@@ -262,3 +263,4 @@ RULES: dict[str, type[Rule]] = {
     "centred_clipping": CentredClipping,
     "geometric_median": GeometricMedian,
 }
+RuleName = Annotated[str, OneOf(tuple(RULES))]

@@ -5,12 +5,16 @@ Xie, Koyejo, Gupta, "Asynchronous federated optimization" (FedAsync), 2019, sect
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import OneOf, Range
 from turnout.core.random import FloatArray, IntArray
 
 DISCOUNTS = ("none", "polynomial", "hinge")
+Discount = Annotated[str, OneOf(DISCOUNTS)]
+Rate = Annotated[float, Range(above=0)]
 
 
 def discount(name: str, staleness: IntArray, rate: float, start: float) -> FloatArray:
@@ -21,12 +25,3 @@ def discount(name: str, staleness: IntArray, rate: float, start: float) -> Float
     if name == "hinge":
         return np.asarray(1 / (rate * np.maximum(staleness - start, 0.0) + 1))
     return np.ones(len(staleness))
-
-
-def check_discount(name: str, rate: float, start: float) -> None:
-    if name not in DISCOUNTS:
-        raise unknown("algorithm.staleness_discount", name, DISCOUNTS)
-    if not rate > 0 or not start >= 0:
-        raise UserError(
-            f"algorithm.discount_rate must be above 0 and algorithm.discount_from at least 0, not {rate} and {start}"
-        )

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from turnout.aggregation.rules import Rule
-from turnout.aggregation.staleness import check_discount, discount
+from turnout.aggregation.staleness import Discount, Rate, discount
 from turnout.aggregation.weights import Weigh
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.allowed import Count, Seconds, WholeNumber
+from turnout.core.allowed import Count, NotNegative, Seconds, WholeNumber
 from turnout.core.errors import UserError, renamed
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
@@ -33,9 +33,9 @@ class Arrivals(Algorithm):
 
     local: LocalSGD
     max_staleness: WholeNumber | None = None  # versions: older updates are dropped; none: none is
-    staleness_discount: str = "none"  # none, polynomial or hinge: how weights shrink with staleness
-    discount_rate: float = 0.5  # how fast they shrink: polynomial (s + 1)^-rate
-    discount_from: float = 0.0  # versions: the staleness from which hinge shrinks
+    staleness_discount: Discount = "none"  # how weights shrink with staleness
+    discount_rate: Rate = 0.5  # how fast they shrink: polynomial (s + 1)^-rate
+    discount_from: NotNegative = 0.0  # versions: the staleness from which hinge shrinks
     retry: Seconds = 1.0  # seconds that a round takes which finds nobody online
     concurrency: Count | None = field(default=None, kw_only=True)  # clients at work at once; none: all
 
@@ -48,7 +48,6 @@ class Arrivals(Algorithm):
                     f"{name}: {type(self).__name__} has one update a round, of which {type(part).__name__} makes the "
                     "same; leave it out, or wait with a buffer"
                 )
-        check_discount(self.staleness_discount, self.discount_rate, self.discount_from)
         with renamed(self.given_as if self.wait is None else {}):
             self.closing.check(self.concurrency)
 

@@ -21,7 +21,7 @@ from turnout.algorithms._mixtures import note_weights, weight_columns
 from turnout.algorithms.dpasgd import DPASGD
 from turnout.core.allowed import Count
 from turnout.core.random import IntArray
-from turnout.local.mixture import MixtureSGD, MixtureTask, Outputs
+from turnout.local.mixture import Least, MixtureSGD, MixtureTask, Outputs
 from turnout.peers.peers import Peers
 from turnout.server.server import Server
 from turnout.task.task import Task
@@ -37,8 +37,8 @@ class DFedEM(DPASGD):
     trains = MixtureSGD
 
     objective: Literal["equal", "importance"] = "importance"  # how silos count
-    components: int = 3  # models that are trained at once
-    min_weight: float = 0.0  # least weight that a silo gives a component
+    components: Count = 3  # models that are trained at once
+    min_weight: Least = 0.0  # least weight that a silo gives a component
     unseen_steps: Count = 1  # updates in which a client never seen finds its weights
     outputs: Outputs | None = None  # what is averaged; none: what the loss says
     starved: list[int] = field(default_factory=list, init=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from turnout.aggregation.optimisers import Adagrad
 from turnout.algorithms.fedadam import FedAdam
+from turnout.core.allowed import Share
 
 
 @dataclass
@@ -17,7 +18,7 @@ class FedAdagrad(FedAdam):
 
     no_use_for = ("beta2",)
 
-    beta1: float = 0.0  # share that the mean of the changes keeps
+    beta1: Share = 0.0  # share that the mean of the changes keeps
 
     def own_optimiser(self) -> Adagrad:
         return Adagrad(self.server_lr, self.beta1, tau=self.tau)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.aggregation.optimisers import Adam, Adaptive
+from turnout.aggregation.optimisers import Adam, Adaptive, Tau
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Positive, Share
 
 
 @dataclass
@@ -19,10 +20,10 @@ class FedAdam(FedAvg):
     reads_updates = False
     of_part = FedAvg.of_part | {"optimiser": ("server_lr", "beta1", "beta2", "tau")}
 
-    server_lr: float = 0.01  # how far the server goes
-    beta1: float = 0.9  # share that the mean of the changes keeps
-    beta2: float = 0.99  # share that the mean of the squared changes keeps
-    tau: float = 1e-3  # what keeps the denominator from 0
+    server_lr: Positive = 0.01  # how far the server goes
+    beta1: Share = 0.9  # share that the mean of the changes keeps
+    beta2: Share = 0.99  # share that the mean of the squared changes keeps
+    tau: Tau = 1e-3  # what keeps the denominator from 0
 
     def own_optimiser(self) -> Adaptive:
         return Adam(self.server_lr, self.beta1, self.tau, self.beta2)

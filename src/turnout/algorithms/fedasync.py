@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from turnout.aggregation.staleness import Discount
 from turnout.algorithms._arrivals import Arrivals
 from turnout.core.allowed import Finite, Fraction
 from turnout.local.modifiers import Modifier, Proximal
@@ -32,7 +33,7 @@ class FedAsync(Arrivals):
 
     mixing: Fraction = 0.6  # share of a client's model in the mixture, before its staleness counts
     mu: Finite = 0.0  # strength of the proximal term
-    staleness_discount: str = "polynomial"  # none, polynomial or hinge: how it shrinks with staleness
+    staleness_discount: Discount = "polynomial"  # how it shrinks with staleness
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
         updates = server.finite(updates)

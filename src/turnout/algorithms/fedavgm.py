@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.aggregation.optimisers import Momentum
+from turnout.aggregation.optimisers import Beta, Momentum
 from turnout.algorithms.fedavg import FedAvg
 
 
@@ -18,7 +18,7 @@ class FedAvgM(FedAvg):
     reads_updates = False
     of_part = FedAvg.of_part | {"optimiser": ("server_lr", "beta")}
 
-    beta: float = 0.9  # share of its speed that the model keeps
+    beta: Beta = 0.9  # share of its speed that the model keeps
 
     def own_optimiser(self) -> Momentum:
         return Momentum(self.server_lr, self.beta)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
-from turnout.server.closing import Buffer
+from turnout.core.allowed import Count, Positive
+from turnout.server.closing import Buffer, Mode
 
 
 @dataclass
@@ -26,9 +27,9 @@ class FedBuff(AsyncFedAvg):
     of_part = AsyncFedAvg.of_part | {"wait": ("buffer_size", "mode", "divisor")}
     given_as = {"wait.size": "algorithm.buffer_size", "wait.": "algorithm."}
 
-    buffer_size: int | None = None  # updates of a flush; none: ten, or as many as can wait
-    mode: str = "wait"  # wait: clients wait for the flush; restart: they begin again at once
-    divisor: float | None = None  # of naive weights; none: the buffer size
+    buffer_size: Count | None = None  # updates of a flush; none: ten, or as many as can wait
+    mode: Mode = "wait"  # wait: clients wait for the flush; restart: they begin again at once
+    divisor: Positive | None = None  # of naive weights; none: the buffer size
 
     def own_wait(self) -> Buffer:
         return Buffer(self.buffer_size, self.mode, self.divisor)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from turnout.algorithms._mixtures import note_weights, weight_columns
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core.allowed import Count
-from turnout.local.mixture import MixtureSGD, MixtureTask, Outputs
+from turnout.local.mixture import Least, MixtureSGD, MixtureTask, Outputs
 from turnout.sampling._sampler import IntArray, Sampler, Selection
 from turnout.sampling.renormalised import Renormalised
 from turnout.server.server import Server
@@ -41,8 +41,8 @@ class FedEM(FedAvg):
     trains = MixtureSGD
 
     sampler: Sampler = field(default_factory=Renormalised)
-    components: int = 3  # models that are trained at once
-    min_weight: float = 0.0  # least weight that a client gives a component
+    components: Count = 3  # models that are trained at once
+    min_weight: Least = 0.0  # least weight that a client gives a component
     unseen_steps: Count = 1  # updates in which a client never seen finds its weights
     outputs: Outputs | None = None  # what is averaged; none: what the loss says
     starved: list[int] = field(default_factory=list, init=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.async_fedavg import AsyncFedAvg
+from turnout.core.allowed import Positive, Seconds
 from turnout.server.closing import Window
 
 
@@ -25,9 +26,9 @@ class FedFix(AsyncFedAvg):
     of_part = AsyncFedAvg.of_part | {"wait": ("window", "window_growth", "window_limit")}
     given_as = {"wait.seconds": "algorithm.window", "wait.": "algorithm.window_"}
 
-    window: float | None = None  # seconds; none: half of the slowest client's mean duration
-    window_growth: float = 1.0  # how many times as long each window is as the one before
-    window_limit: float | None = None  # seconds that a window lasts at most; none: no limit
+    window: Seconds | None = None  # seconds; none: half of the slowest client's mean duration
+    window_growth: Positive = 1.0  # how many times as long each window is as the one before
+    window_limit: Seconds | None = None  # seconds that a window lasts at most; none: no limit
 
     def own_wait(self) -> Window:
         return Window(self.window, self.window_growth, self.window_limit)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.algorithms.fedem import FedEM
-from turnout.core.allowed import Count
-from turnout.local.mixture import MixtureSGD, OnlineMixtureSGD
+from turnout.core.allowed import Count, Positive
+from turnout.local.mixture import Least, MixtureSGD, OnlineMixtureSGD
 
 
 @dataclass
@@ -28,9 +28,9 @@ class FEMOMD(FedEM):
 
     reads_updates = False
 
-    min_weight: float = 0.01  # least weight that a client gives a component
+    min_weight: Least = 0.01  # least weight that a client gives a component
     em_steps: Count = 1  # updates in which a client explains its samples
-    scale: float = 0.1  # of the steps of mirror descent
+    scale: Positive = 0.1  # of the steps of mirror descent
 
     def own_work(self) -> MixtureSGD:
         options = {"min_weight": self.min_weight, "weight_steps": self.em_steps, "scale": self.scale}

@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 
 from turnout.algorithms._regional import Regional
+from turnout.core.allowed import Fraction
 from turnout.core.random import FloatArray, IntArray
 from turnout.server.server import Server
 from turnout.server.updates import Updates
-from turnout.theory.slack import Counts, Ledger, Slack, estimator, quota, woken
+from turnout.theory.slack import Counts, Estimator, Ledger, Slack, estimator, quota, woken
 
 
 @dataclass
@@ -32,8 +33,8 @@ class HybridFL(Regional):
     The history has the theta_r that a round began with, `theta_0`, `theta_1`, ...
     """
 
-    slack: str = "count_late"  # estimator of survivors: count_late, censored, oracle_q, fixed or source_literal
-    theta_init: float = 0.5  # share of a region's clients that is first thought to survive
+    slack: Estimator = "count_late"  # how survivors are estimated
+    theta_init: Fraction = 0.5  # share of a region's clients that is first thought to survive
     idle_fallback: Literal["regional", "global"] = "regional"  # whose last model who did not submit counts as
     estimator: Slack = field(init=False, repr=False)
     ledger: Ledger = field(default_factory=Ledger, init=False, repr=False)

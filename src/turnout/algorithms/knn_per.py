@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from turnout.algorithms.fedavg import FedAvg
+from turnout.core.allowed import Count, Positive, Share
+from turnout.local.datastore import Capacity, Keeping
+from turnout.local.neighbours import HeldBack, Kernel, Tuning
 from turnout.local.serving import Neighbours
 from turnout.server.server import Server
 
@@ -27,15 +30,15 @@ class KNNPer(FedAvg):
     reads_updates = False
     of_part = FedAvg.of_part | {"serve": tuple(part.name for part in fields(Neighbours))}
 
-    k: int = 10  # neighbours that vote
-    kernel: str = "laplace"  # laplace, gaussian or uniform: how a vote falls with distance
-    scale: float = 1.0  # distance at which it has fallen by e
+    k: Count = 10  # neighbours that vote
+    kernel: Kernel = "laplace"  # how a vote falls with distance
+    scale: Positive = 1.0  # distance at which it has fallen by e
     layer: str | None = None  # whose output represents a sample; none: what the last fully connected one is given
-    capacity: float | int | None = None  # samples a client keeps: a share, a number; none: all
-    keep: str = "random"  # random, balanced or coreset: which samples are kept
-    tune: str = "grid"  # grid or loglik: how lambda is found
-    fraction: float = 0.2  # of the training samples, to tune lambda on
-    interpolation: float = 0.5  # lambda, where it is not tuned
+    capacity: Capacity | None = None  # samples a client keeps: a share, a number; none: all
+    keep: Keeping = "random"  # which samples are kept
+    tune: Tuning = "grid"  # how lambda is found
+    fraction: HeldBack = 0.2  # of the training samples, to tune lambda on
+    interpolation: Share = 0.5  # lambda, where it is not tuned
     index: str = "exact"  # exact, faiss or faiss:FACTORY
 
     def begin(self, server: Server) -> None:

@@ -13,7 +13,7 @@ from turnout.aggregation.weights import Nova
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms._personalised import Personalised
 from turnout.core import random
-from turnout.core.allowed import Range
+from turnout.core.allowed import NotNegative, Range
 from turnout.core.errors import UserError
 from turnout.local.own import KeptModelSGD, LooplessSGD, PulledSGD
 from turnout.local.sgd import LocalSGD
@@ -35,7 +35,7 @@ class L2SGD(Personalised):
     reads_updates = False
     trains = LooplessSGD
 
-    mu: float = 0.1  # pull towards the average of all models
+    mu: NotNegative = 0.1  # pull towards the average of all models
     communication: Annotated[float, Range(above=0, below=1)] = 0.1  # chance that a step is one of communication
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class L2SGD(Personalised):
         if isinstance(self.weigh, Nova):
             raise UserError("weigh: L2SGD has equally many steps of all, of which Nova makes the same; leave it out")
         most = self.communication / self.local.lr if self.local.lr else math.inf
-        if not 0 <= self.mu <= most:
+        if self.mu > most:
             raise UserError(f"algorithm.mu: {self.mu} must be from 0 to communication / lr = {most:g}")
 
     def begin(self, server: Server) -> None:

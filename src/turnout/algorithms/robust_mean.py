@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 
-from turnout.aggregation.rules import RULES, Rule
+from turnout.aggregation.rules import RULES, Rule, RuleName, Trim
 from turnout.algorithms.fedavg import FedAvg
-from turnout.core.errors import UserError, unknown
+from turnout.core.allowed import Count, Positive, WholeNumber
+from turnout.core.errors import UserError
 
 OPTIONS = ("trim", "liars", "keep", "radius", "iterations")
 
@@ -26,18 +27,16 @@ class RobustMean(FedAvg):
     begins at the last result, and of the geometric_median.
     """
 
-    rule: str = field(default="coordinate_median", kw_only=True)  # one of `turnout list rules`
-    buckets: int = 0  # random groups whose means the rule sees; 0: every update by itself
-    trim: float | None = None  # trimmed_mean: share of the values left out on either side
-    liars: int | None = None  # krum, multi_krum: clients that may send anything
-    keep: int | None = None  # multi_krum: rows the mean is of; none: all but the liars
-    radius: float | None = None  # of a clipping: the largest norm
-    iterations: int | None = None  # of centred_clipping, and of the geometric_median
+    rule: RuleName = field(default="coordinate_median", kw_only=True)  # what combines the updates
+    buckets: WholeNumber = 0  # random groups whose means the rule sees; 0: every update by itself
+    trim: Trim | None = None  # trimmed_mean: share of the values left out on either side
+    liars: WholeNumber | None = None  # krum, multi_krum: clients that may send anything
+    keep: Count | None = None  # multi_krum: rows the mean is of; none: all but the liars
+    radius: Positive | None = None  # of a clipping: the largest norm
+    iterations: Count | None = None  # of centred_clipping, and of the geometric_median
 
     def own_rule(self) -> Rule:
         """The rule of that name with the options given."""
-        if self.rule not in RULES:
-            raise unknown("algorithm.rule", self.rule, RULES)
         kind = RULES[self.rule]
         given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         known = {part.name: part.default for part in fields(kind)}

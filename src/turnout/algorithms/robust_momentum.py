@@ -17,12 +17,13 @@ from turnout.aggregation.rules import CentredClipping, GeometricMedian, Mean, Ru
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core import random
-from turnout.core.allowed import Count, Positive, Range, WholeNumber
-from turnout.core.errors import check_positive, unknown
+from turnout.core.allowed import POSITIVE, Count, OneOf, Positive, Range, WholeNumber
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
 from turnout.server.updates import Updates
+
+Combining = Annotated[str, OneOf(("centred_clipping", "geometric_median", "mean"))]
 
 
 @dataclass
@@ -44,7 +45,7 @@ class RobustMomentum(FedAvg):
         "rule": "has rules of its own (algorithm.rule)",
     }
 
-    rule: str = field(default="centred_clipping", kw_only=True)  # centred_clipping, geometric_median or mean
+    rule: Combining = field(default="centred_clipping", kw_only=True)  # what combines momenta
     momentum: Annotated[float, Range(least=0, below=1)] = 0.9  # share that a client's momentum keeps
     buckets: WholeNumber = 0  # random groups whose means the rule sees; 0: every momentum by itself
     radius: Positive | None = None  # of centred_clipping: the largest norm; none: 10 / (1 - momentum)
@@ -54,7 +55,7 @@ class RobustMomentum(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("local.lr", self.local.lr)
+        POSITIVE.check("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
         tell_unused(server, self.local, "momentum", *(() if self.local.steps == 1 else ("epochs", "steps")))
@@ -86,6 +87,4 @@ class RobustMomentum(FedAvg):
             return CentredClipping(radius, self.iterations or 1, buckets=self.buckets)
         if self.rule == "geometric_median":
             return GeometricMedian(self.iterations or 8, buckets=self.buckets)
-        if self.rule == "mean":
-            return Mean(buckets=self.buckets)
-        raise unknown("algorithm.rule", self.rule, ("centred_clipping", "geometric_median", "mean"))
+        return Mean(buckets=self.buckets)

@@ -15,7 +15,7 @@ from torch import Tensor
 from turnout.aggregation.optimisers import Projected, Step
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
-from turnout.core.allowed import Positive
+from turnout.core.allowed import NotNegative, Positive
 from turnout.core.errors import UserError, unknown
 from turnout.sampling._sampler import FloatArray, Selection
 from turnout.server.server import Server
@@ -40,7 +40,7 @@ class StreamFedAvg(FedAvg):
     of_part = FedAvg.of_part | {"optimiser": ("server_lr", "radius")}
 
     weighting: str | float = "uniform"  # uniform, historical, fresh, optimal, memory, or historical clients' share
-    ratio: float | None = None  # c2 / c1 of the bound that optimal minimises
+    ratio: NotNegative | None = None  # c2 / c1 of the bound that optimal minimises
     output_of: Literal["last", "averaged"] = "last"  # last, or averaged over the rounds
     radius: Positive | None = None  # of the ball around 0 that the model stays in; none: anywhere
     average: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from turnout.algorithms.fedavg import FedAvg
 from turnout.clients.population import Population
 from turnout.core import random
-from turnout.core.allowed import Share
+from turnout.core.allowed import Range, Share
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
+
+Holders = Annotated[float | list[int], Range(least=0)]
 
 
 @dataclass
@@ -36,7 +39,7 @@ class WERM(FedAvg):
     reads_updates = False
 
     train_weight: Share = 0.5  # w: share of the training data in the loss
-    reference_clients: float | list[int] = 0.5  # who holds reference data: ids, how many, or (below 1) which share
+    reference_clients: Holders = 0.5  # who holds reference data: ids, how many, or (below 1) which share
 
     def training_population(self, population: Population) -> Population:
         reference = self.holds_reference(population)

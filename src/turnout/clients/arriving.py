@@ -68,11 +68,11 @@ def poisson(rate: Rate = 1.0) -> Arrivals:  # samples a period, in the mean
 def bursts(
     rate: Some = 1,  # samples a period of a burst
     cycle: Some = 10,  # periods from one burst to the next
-    length: int = 3,  # periods that a burst lasts
+    length: Some = 3,  # periods that a burst lasts
 ) -> Arrivals:
     """`rate` samples a period for `length` of every `cycle` periods, none between; each client at its own moment."""
-    if not 1 <= length <= cycle:
-        raise UserError(f"stream.length: {length} must be from 1 to stream.cycle, {cycle}")
+    if length > cycle:
+        raise UserError(f"stream.length: {length} must be at most stream.cycle, {cycle}")
 
     def counts(seed: int, samples: IntArray, period: int) -> IntArray:
         phase = random.integers(random.key(seed, "bursts", np.arange(len(samples))), 1, np.array(cycle))[:, 0]

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from turnout.clients.availability import MICRO, Availability, BoolArray, Clock
 from turnout.clients.columns import PerClient, Shares, check_ids, option, require
 from turnout.core import random
-from turnout.core.allowed import Count, Range, Seconds
+from turnout.core.allowed import Count, Finite, Range, Seconds, Share
 from turnout.core.errors import UserError, check_room
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
@@ -35,6 +35,10 @@ _HORIZON = 2**24  # cells without a change that count as never
 _BLOCK = 2**20  # cells looked at together
 _NEVER = 2**62  # steps
 Halves = Annotated[tuple[float, float], Range(0, 1)]
+Lasting = Range(least=-1, below=1)  # correlation of two successive steps
+Gap = Annotated[float, Range(-0.5, 0.5)]  # from a probability of 1/2
+_TOGETHER = Range(least=0, words="at least 1, or in a list at least 0")
+Groups = Annotated[int | list[int], _TOGETHER]  # how many, or that of each client
 Interval = Annotated[float, Range(1 / MICRO, below=np.inf, words="at least a microsecond")]
 
 
@@ -203,7 +207,7 @@ class Markov(Chain):
     """
 
     probability: Shares  # share of the time online: one, or one a client
-    correlation: PerClient  # of two successive steps, -1 to 1: one, or one a client
+    correlation: Annotated[PerClient, Lasting]  # of two successive steps: one, or one a client
 
     def __post_init__(self) -> None:
         share, correlation = self._together("probability", "correlation")
@@ -285,8 +289,10 @@ class Grouped(Spelt):
     >>> Grouped(Markov(0.5, np.array([0.0, 0.9])), groups=2)       # half of the clients stay, or stay away, for long
     """
 
+    section: ClassVar[str] = "availability"
+
     model: Availability
-    groups: IntArray | int
+    groups: Annotated[IntArray | int, _TOGETHER]
 
     def __post_init__(self) -> None:
         groups = np.asarray(self.groups)
@@ -338,9 +344,9 @@ class Grouped(Spelt):
 @spelt
 def heterogeneous(
     clients: int = 100,
-    gap: float = 0.4,  # by which half of the clients are online more than 1/2, the others less
-    high: float = 0.9,  # correlation of those who stay long
-    low_std: float = 0.01,  # standard deviation of the others' correlation
+    gap: Gap = 0.4,  # by which half of the clients are online more than 1/2, the others less
+    high: Annotated[float, Lasting] = 0.9,  # correlation of those who stay long
+    low_std: Finite = 0.01,  # standard deviation of the others' correlation
     correlated_fraction: Halves = (0.5, 0.5),  # share of either half that stays long
     seed: int = 0,  # of the others' correlations
 ) -> Markov:
@@ -360,8 +366,8 @@ def heterogeneous(
 def clustered(
     clients: int = 100,
     clusters: Count = 10,  # groups that come and go together
-    high: float = 0.9,  # chance of the first half of them to be online
-    low: float = 0.1,  # chance of the other half
+    high: Share = 0.9,  # chance of the first half of them to be online
+    low: Share = 0.1,  # chance of the other half
 ) -> Grouped:
     """Clusters of clients that come and go together: the spatial preset of the CA-Fed experiments.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,20 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
 Quantity = PerClient | Draw  # one for everybody, one a client, or drawn once a client
+
+
+@dataclass(frozen=True)
+class OrDrawn(Range):
+    """Numbers in the range, or a distribution: what is drawn from it is looked at then."""
+
+    def check(self, option: str, value: Any) -> None:
+        """Raise unless every number is in the range."""
+        if not hasattr(value, "at"):
+            super().check(option, value)
+
+
 Rate = Annotated[float, Range(above=0)]  # bits a second; infinite where nothing waits for it
+Rates = Annotated[Quantity, OrDrawn(above=0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +44,9 @@ class Links(Spelt):
 
     section: ClassVar[str] = "links"
 
-    down: Quantity = np.inf  # bits a second to a client: one, or one a client
-    up: Quantity = np.inf  # bits a second from a client: one, or one a client
-    latency: Quantity = 0.0  # seconds either way: one, or one a client
+    down: Rates = np.inf  # bits a second to a client: one, or one a client
+    up: Rates = np.inf  # bits a second from a client: one, or one a client
+    latency: Annotated[Quantity, OrDrawn(least=0)] = 0.0  # seconds either way: one, or one a client
     server: Rate = np.inf  # bits a second, shared by the copies it pushes at once
     backhaul: Rate = np.inf  # bits a second between the cloud and its edges
 

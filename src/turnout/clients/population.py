@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from turnout.clients.memories import Memory
 from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random
-from turnout.core.allowed import Seconds, Share
+from turnout.core.allowed import OneOf, Range, Seconds, Share
 from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
@@ -36,6 +36,10 @@ from turnout.data.partition import PARTITIONS, split
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MICROSECONDS = 1_000_000
+TESTS = OneOf(("split", "matched", "none"))
+Tested = Annotated[str, TESTS]  # where clients test
+UNSEEN = Range(least=0, below=1)  # share of the clients
+Fresh = Annotated[float | Sequence[int], Range(least=0, words="from 0 to 1, or the ids of clients")]
 
 
 def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
@@ -49,8 +53,7 @@ def _finite(values: Tensor) -> bool:
 
 def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, seed: int) -> FloatArray:
     """`[N]` when clients join, where that share of them never does."""
-    if not 0 <= fraction < 1:
-        raise UserError(f"clients.unseen_fraction: {fraction} must be at least 0 and below 1")
+    UNSEEN.check("clients.unseen_fraction", fraction)
     joined = np.zeros(clients) if joined_at is None else np.array(joined_at, np.float64)
     if joined.shape != (clients,):
         raise UserError(f"population.joined_at: {joined.size} values for {clients} clients")
@@ -191,6 +194,7 @@ class Population(Spelt):
             if partition not in PARTITIONS:
                 raise unknown("partition", partition, PARTITIONS)
             partition = PARTITIONS[partition]
+        TESTS.check("clients.test", test)
         options = dict(partition_options or {})
         with renamed({f"{getattr(partition, '__name__', '')}.": "partition."}):
             rows = spelt(partition)(dataset, clients, seed, **options)
@@ -209,8 +213,6 @@ class Population(Spelt):
             dealt = partition(dataset, clients, seed, **options, part="test")
             tests = Ragged(dealt.offsets, dealt.values + len(inputs))
             inputs, targets = torch.cat([inputs, central[0]]), torch.cat([targets, central[1]])
-        elif test != "none":
-            raise UserError(f"clients.test: {test!r} is not split, matched or none")
         validation = None
         if validation_fraction:
             rows, validation = split(rows, validation_fraction, seed)
@@ -259,7 +261,7 @@ class Population(Spelt):
         arrivals: Arrivals,
         memory: Memory,
         *,
-        fresh: float | Sequence[int] = 1.0,  # whose samples arrive: a share of the clients, or ids
+        fresh: Fresh = 1.0,  # whose samples arrive: a share of the clients, or ids
         drift: Share = 0.0,  # order of arrival: 0 at random, 1 by target
         seconds: Seconds = 1.0,  # of a period
     ) -> Population:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from turnout.clients.population import Population
 from turnout.core import random
-from turnout.core.allowed import Share
+from turnout.core.allowed import Range, Share
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import IntArray
 from turnout.core.spelling import Spelt, spelt
@@ -66,16 +67,11 @@ def gaussian_noise(own: Samples, _everybody: Pool, strength: float, key: IntArra
     return inputs + strength * torch.as_tensor(noise, dtype=inputs.dtype), targets
 
 
-_WIDEST = 1000
-
-
 def blur(own: Samples, _everybody: Pool, strength: float, _key: IntArray) -> Samples:
     """Images under a Gaussian filter of that many pixels."""
     inputs, targets = own
     if inputs.ndim != 4:
         raise UserError(f"quality: blur needs images [n, channels, height, width], not {tuple(inputs.shape)}")
-    if strength > _WIDEST:
-        raise UserError(f"quality: blur of strength {strength}; it must be from 0 to {_WIDEST} pixels")
     blurred = gaussian_filter(inputs.numpy(), (0, 0, strength, strength), mode="nearest")
     return torch.as_tensor(blurred, dtype=inputs.dtype), targets
 
@@ -120,16 +116,16 @@ def triggered(inputs: Tensor, everybody: Pool) -> Tensor:
     return marked
 
 
-KINDS: dict[str, tuple[Damage, float]] = {
-    "irrelevant": (irrelevant, 1.0),
-    "gaussian_noise": (gaussian_noise, 1.0),
-    "blur": (blur, 3.0),
-    "salt_and_pepper": (salt_and_pepper, 0.3),
-    "label_noise": (label_noise, 0.4),
-    "label_flip": (label_flip, 1.0),
-    "backdoor": (backdoor, 0.5),
-}  # and their strengths
-UNBOUNDED = ("gaussian_noise", "blur")  # strengths that are no shares
+_SHARE = Range(0, 1)
+KINDS: dict[str, tuple[Damage, float, Range]] = {
+    "irrelevant": (irrelevant, 1.0, _SHARE),
+    "gaussian_noise": (gaussian_noise, 1.0, Range(least=0, below=np.inf)),
+    "blur": (blur, 3.0, Range(0, 1000)),
+    "salt_and_pepper": (salt_and_pepper, 0.3, _SHARE),
+    "label_noise": (label_noise, 0.4, _SHARE),
+    "label_flip": (label_flip, 1.0, _SHARE),
+    "backdoor": (backdoor, 0.5, _SHARE),
+}  # how strong each is unless given, and may be
 
 
 @dataclass(frozen=True)
@@ -160,17 +156,18 @@ def bad_data(
 
 
 def _one_kind(name: str) -> Callable[..., BadData]:
-    @spelt
+    damage, usual, strengths = KINDS[name]
+
     def one_kind(
         share: Share,  # of the clients whose data are bad
         strength: float | None = None,  # how bad they are; none: as usual
     ) -> BadData:
         return BadData({name: share}, {} if strength is None else {name: strength})
 
-    damage, usual = KINDS[name]
+    one_kind.__annotations__["strength"] = Annotated[float, strengths] | None  # of this kind
     meaning = " ".join((damage.__doc__ or "").split())
     one_kind.__doc__ = f"A `share` of the clients has bad data. {meaning} The strength is {usual:g} unless given."
-    return one_kind
+    return spelt(one_kind)
 
 
 # By name, what makes clients with bad data.
@@ -188,9 +185,7 @@ def degrade(
     if any(share < 0 for share in shares.values()) or total > 1 + 1e-9:
         raise UserError(f"quality: shares that sum to {total:g}; each must be at least 0 and all together at most 1")
     for name, strength in strengths.items():
-        if not 0 <= strength < np.inf or (name not in UNBOUNDED and strength > 1):
-            allowed = "at least 0" if name in UNBOUNDED else "a share from 0 to 1"
-            raise UserError(f"quality: {name} of strength {strength}; it must be {allowed}")
+        KINDS[name][2].check(f"quality.{name}", strength)
     rows = population.train
     if len(np.unique(rows.values)) < len(rows.values):
         raise UserError("quality: clients share samples; deal every sample to one client only")
@@ -200,7 +195,7 @@ def degrade(
     inputs, targets = population.inputs.clone(), population.targets.clone()
     everybody = Pool(population.inputs, population.targets)
     for name, start, end in zip(shares, edges[:-1], edges[1:], strict=True):
-        damage, strength = KINDS[name]
+        damage, strength, _ = KINDS[name]
         for client in order[start:end].tolist():
             mine = torch.as_tensor(rows.row(client))
             own = population.inputs[mine], population.targets[mine]

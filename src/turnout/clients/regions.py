@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from turnout.core import random
+from turnout.core.allowed import Finite
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
+from turnout.core.spelling import spelt
 from turnout.data._dealing import apportion
 
 
-def deal(clients: int, edges: int, seed: int = 0, *, relative_sd: float = 0.0) -> IntArray:
+@spelt
+def deal(clients: int, edges: int, seed: int = 0, *, relative_sd: Finite = 0.0) -> IntArray:
     """`[N]` regions: shuffled clients in `edges` regions of N_r ~ N(N/M, (relative_sd N/M)^2), at least 1 client each.
 
     >>> Population.of(data, clients=500, regions=deal(500, 10, relative_sd=0.3), links=Links(backhaul=1e9))
@@ -19,8 +22,6 @@ def deal(clients: int, edges: int, seed: int = 0, *, relative_sd: float = 0.0) -
     """
     if not 1 <= edges <= clients:
         raise UserError(f"clients.regions: {edges} must be from 1 to the {clients} clients")
-    if not 0 <= relative_sd < np.inf:
-        raise UserError(f"clients.region_sd: {relative_sd} must be at least 0 and finite")
     draws = random.normal(random.key(seed, "region size", np.arange(edges)), 1)[:, 0]
     sizes = apportion(np.maximum(1 + relative_sd * draws, 1e-9), clients)
     region = np.empty(clients, np.int64)

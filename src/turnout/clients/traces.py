@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from turnout.clients.availability import MICRO, BoolArray, Clock
 from turnout.clients.columns import Once
 from turnout.core import random
-from turnout.core.allowed import Seconds
+from turnout.core.allowed import NotNegative, Seconds
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
@@ -139,7 +139,7 @@ def read(
     shift: Shift = "none",  # where a client begins: at the start, or at a time drawn for it
     assign: Assign = "cycle",  # which device a client follows: in turn, or drawn
     variant: str = "2st",  # of FLASH's files: the rows that are read
-    skip: float = 300.0,  # of FLASH's files: seconds left out at the start
+    skip: NotNegative = 300.0,  # of FLASH's files: seconds left out at the start
 ) -> Trace:
     """Recorded presence, replayed from a CSV file with the header device,from_s,until_s: a row for each spell online.
 
@@ -196,8 +196,8 @@ def _states(table: Table, variant: str, skip: float) -> tuple[Spells, float]:
     if len(back):
         raise UserError(f"{_line(table)(chosen[order][back[0] + 1])}: it is earlier than the row before of its device")
     last = float(time.max())
-    if not 0 <= skip < last:
-        raise UserError(f"trace.skip: {skip} must be at least 0 and below the end of the trace, {last} s")
+    if skip >= last:
+        raise UserError(f"trace.skip: {skip} must be below the end of the trace, {last} s")
     end = np.append(np.where(goes_on, time[1:], last), last)
     start, end = np.maximum(time, skip) - skip, np.maximum(end, skip) - skip
     return (device, start, np.where(state == 2, end, start)), last - skip

@@ -36,7 +36,7 @@ from turnout.config.written import (
     takes,
     toml,
 )
-from turnout.core.errors import UserError, check_room
+from turnout.core.errors import UserError, check_room, renamed
 from turnout.core.random import IntArray
 from turnout.data.dataset import Dataset
 from turnout.engine.plan import Plan
@@ -218,7 +218,8 @@ class _Sections:
         arrivals, memory = self.make("stream"), self.make("memory")
         options, every = check("stream", Population.streaming, common, kinds.FILLED_IN["stream"])
         self.complete["stream"] |= every
-        return people.streaming(arrivals, memory, **options)
+        with renamed({"streaming.": "stream."}):
+            return people.streaming(arrivals, memory, **options)
 
     def task(self, run: RunSettings, dataset: Dataset) -> Task:
         given = self.given["model"]

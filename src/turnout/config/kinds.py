@@ -16,7 +16,7 @@ from turnout.aggregation.weights import WEIGHTS
 from turnout.clients import adversary, behaviour, devices, quality, traces
 from turnout.clients.arriving import ARRIVALS
 from turnout.clients.availability import Always, Crashes, Detection
-from turnout.clients.chains import Bernoulli, Diurnal, Markov, clustered, heterogeneous
+from turnout.clients.chains import Bernoulli, Diurnal, Groups, Markov, clustered, heterogeneous
 from turnout.clients.links import Links
 from turnout.clients.memories import MEMORIES
 from turnout.clients.population import Population
@@ -162,7 +162,7 @@ def find(section: str, name: str) -> Made:
 
 @dataclass
 class _Together:
-    groups: int | list[int] | None = None  # who come and go together: how many groups, or the group of each client
+    groups: Groups | None = None  # who come and go together: how many groups, or the group of each client
 
 
 @dataclass

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from turnout.clients.chains import Groups
+from turnout.clients.population import UNSEEN, Tested
 from turnout.config.options import Section, shown
-from turnout.core.allowed import Count
+from turnout.core.allowed import Count, Finite, NotNegative, WholeNumber
 from turnout.core.errors import UserError, check_room
 from turnout.core.spelling import Spelt
+from turnout.data.prepare import Held
 
 Settings = dict[str, Section]
 SECTIONS = (
@@ -35,8 +38,8 @@ class RunSettings(Spelt):
     name: str = "run"  # folder of the run, inside run.folder
     folder: str = "runs"  # where runs are kept
     seed: int = 0  # of everything that is drawn
-    rounds: int | None = 100  # after which the run stops; none: no limit
-    seconds: float | None = None  # of virtual time after which it stops; none: no limit
+    rounds: WholeNumber | None = 100  # after which the run stops; none: no limit
+    seconds: NotNegative | None = None  # of virtual time after which it stops; none: no limit
     target: float | None = None  # value of run.measure at which it stops; none: no target
     measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
     checkpoint_every: Count = 10  # rounds from one checkpoint to the next
@@ -52,20 +55,22 @@ class RunSettings(Spelt):
 
 
 @dataclass(frozen=True)
-class ClientSettings:
+class ClientSettings(Spelt):
     """How many clients, what they are tested on, how much each counts, which edges they belong to."""
 
-    count: int  # clients
-    test: str = "split"  # split: of each client's samples; matched: dealt from the test set; none: central only
-    test_fraction: float = 0.2  # share of a client's samples for its test, with split
-    validation_fraction: float = 0.0  # share of the rest that is held back, to choose by
-    unseen_fraction: float = 0.0  # share of the clients that never join and are only evaluated
+    section: ClassVar[str] = "clients"
+
+    count: Count  # clients
+    test: Tested = "split"  # split: of each client's samples; matched: dealt from the test set; none: central only
+    test_fraction: Held = 0.2  # share of a client's samples for its test, with split
+    validation_fraction: Held = 0.0  # share of the rest that is held back, to choose by
+    unseen_fraction: Annotated[float, UNSEEN] = 0.0  # share of the clients that never join and are only evaluated
     importance: str | list[float] = "samples"  # samples, equal, or a number for each that sum to 1
     joined_at: list[float] | None = None  # seconds: when each joins; none: from the start
     left_at: list[float] | None = None  # seconds: when each leaves; none: never
-    regions: int | list[int] | None = None  # how many, or of each client
-    region_sd: float = 0.0  # of their sizes, relative to the mean
-    model_bytes: int | None = None  # bytes of a model on the wire; none: 4 or 8 a parameter
+    regions: Groups | None = None  # how many, or of each client
+    region_sd: Finite = 0.0  # of their sizes, relative to the mean
+    model_bytes: WholeNumber | None = None  # bytes of a model on the wire; none: 4 or 8 a parameter
 
     def __post_init__(self) -> None:
         check_room(f"clients.count: {self.count} clients", 16 * self.count)

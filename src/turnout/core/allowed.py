@@ -80,7 +80,8 @@ class OneOf:
             raise unknown(option, value, self.names)
 
 
-Positive = Annotated[float, Range(above=0, below=math.inf)]
+POSITIVE = Range(above=0, below=math.inf)
+Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[float, Range(least=0)]
 Finite = Annotated[float, Range(least=0, below=math.inf)]  # and not negative
 Share = Annotated[float, Range(least=0, most=1)]

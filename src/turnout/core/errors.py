@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,20 +40,8 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def check_positive(name: str, value: float | None) -> None:
-    """Raise unless a number is above 0 and finite; None is no number at all."""
-    if value is not None and not 0 < value < math.inf:
-        raise UserError(f"{name}: {value} must be above 0 and finite")
-
-
 def check_room(name: str, numbers: float) -> None:
     """Raise where so many numbers of eight bytes are more than this machine's memory holds."""
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 8 * numbers > room:
         raise UserError(f"{name} takes {8 * numbers / 2**30:.3g} GiB; this machine has {room / 2**30:.3g}")
-
-
-def check_seconds(name: str, value: float | None) -> None:
-    """Raise unless it is a span of time that a clock of microseconds can tell from none and from for ever."""
-    if value is not None and not 1e-6 <= value <= 1e9:
-        raise UserError(f"{name}: {value} must be above 0: from a microsecond to 1e9 seconds")

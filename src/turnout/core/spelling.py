@@ -37,13 +37,13 @@ class Spelt:
 
 
 def spelt(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that is to refuse an unknown option in one sentence."""
-
+    """Decorate a function that is to refuse an unknown option, or a value that is not allowed, in one sentence."""
+    owned = next(iter(inspect.signature(function).parameters), "") in ("self", "cls")  # a method: no option of it
     name = getattr(function, "__qualname__", "options")  # of a partial function
 
     @wraps(function)
     def called(*given: P.args, **options: P.kwargs) -> R:
-        _check(name, name.rpartition(".")[2], given, options, function, function)
+        _check(name, name.rpartition(".")[2], given[owned:], options, function, function)
         return function(*given, **options)
 
     return called

@@ -10,13 +10,13 @@ Functions with a `part` also deal a dataset's central test set by the same rule 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnout.core import random
-from turnout.core.allowed import Count, Finite, Positive
+from turnout.core.allowed import Count, Finite, Positive, Range, WholeNumber
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
@@ -86,9 +86,9 @@ def one_class(
     clients: int,
     seed: int,
     *,
-    clients_per_class: int | None = None,  # clients are listed class by class; none: client i has class i mod C
-    samples: int | None = None,  # of each client; none: an even share of all
-    test_samples: int | None = None,  # of each client's test set; none: an even share of all
+    clients_per_class: Count | None = None,  # clients are listed class by class; none: client i has class i mod C
+    samples: Count | None = None,  # of each client; none: an even share of all
+    test_samples: Count | None = None,  # of each client's test set; none: an even share of all
     part: Part = "train",
 ) -> Ragged:
     """Client i holds only class i mod C, no sample twice: `samples` (`test_samples`) of them, or an even share of all.
@@ -108,7 +108,7 @@ def one_class(
     each = samples if part == "train" else test_samples
     if each is None:
         place = rank * holders[label] // supply[label]
-    elif each < 1 or (supply < each * holders).any():
+    elif (supply < each * holders).any():
         c = int(np.argmin(np.where(holders > 0, supply / np.maximum(holders, 1), np.inf)))
         raise UserError(
             f"partition one_class ({part}): {each} samples a client asked; class {c} has {supply[c]} for {holders[c]} "
@@ -130,7 +130,7 @@ def shards(
     clients: int,
     seed: int,
     *,
-    classes_per_client: int = 2,  # shards of a client, of one class each
+    classes_per_client: Count = 2,  # shards of a client, of one class each
 ) -> Ragged:
     """Cut every class into shards, `clients * classes_per_client` in all, and deal each client `classes_per_client`.
 
@@ -163,9 +163,9 @@ def dirichlet(
     seed: int,
     *,
     alpha: Positive,  # of the Dirichlet law: small ones give few classes to a client
-    min_samples: int = 1,  # that every client has; 0: none at all is allowed
-    attempts: int = 20,  # draws until everybody has them
-    label_groups: int | None = None,  # groups of classes that are dealt like one class; none: each by itself
+    min_samples: WholeNumber = 1,  # that every client has; 0: none at all is allowed
+    attempts: Count = 20,  # draws until everybody has them
+    label_groups: Count | None = None,  # groups of classes that are dealt like one class; none: each by itself
 ) -> Ragged:
     """Label skew, every sample used exactly once: for each class y, p_y ~ Dir_N(alpha); client i gets a p_{y,i} share.
 
@@ -176,7 +176,7 @@ def dirichlet(
     """
     labels, classes = _labels(data, "dirichlet")
     if label_groups is not None:
-        if not 1 <= label_groups <= classes:
+        if label_groups > classes:
             raise UserError(f"partition dirichlet: label_groups is {label_groups}; allowed: 1 to {classes} classes")
         place = random.permutation(random.key(seed, "partition label group"), classes)
         labels, classes = (place * label_groups // classes)[labels], label_groups
@@ -185,7 +185,7 @@ def dirichlet(
     supply = np.bincount(labels, minlength=classes)
     starts = np.cumsum(supply) - supply
     owner = np.empty(len(labels), np.int64)
-    for attempt in range(max(attempts, 1)):
+    for attempt in range(attempts):
         keys = random.key(seed, "partition share", np.arange(classes), attempt)
         edges = np.floor(np.cumsum(random.dirichlet(keys, clients, alpha), axis=1) * supply[:, None]).astype(np.int64)
         edges[:, -1] = supply
@@ -207,7 +207,7 @@ def dirichlet_equal(
     seed: int,
     *,
     alpha: Finite,  # of the Dirichlet law: small ones give few classes to a client
-    sizes: ArrayLike | None = None,  # samples: one, or one a client; none: n // N
+    sizes: Annotated[ArrayLike, Range(1, 2**53)] | None = None,  # samples: one, or one a client; none: n // N
     replace: bool = True,  # whether clients may share samples
     part: Part = "train",
 ) -> Ragged:
@@ -220,12 +220,7 @@ def dirichlet_equal(
     Reference: Hsu et al., arXiv:1909.06335, as in Fraboni et al., Clustered Sampling, ICML 2021.
     """
     labels, classes = _labels(data, "dirichlet_equal", part)
-    given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64)
-    if not (np.abs(given) <= 2**53).all():
-        raise UserError(
-            f"partition dirichlet_equal: sizes of up to {np.abs(given).max():.3g} are no numbers of samples"
-        )
-    given = given.astype(np.int64)
+    given = np.asarray(len(data) // clients if sizes is None else sizes, np.float64).astype(np.int64)
     if given.shape not in ((), (clients,)):
         raise UserError(
             f"partition dirichlet_equal: {given.size} sizes for {clients} clients; give one, or one a client"
@@ -273,8 +268,8 @@ def pachinko(
     *,
     alpha: Positive = 0.4,  # of the Dirichlet law over superclasses
     beta: Positive = 10.0,  # of that over the classes of one
-    samples: int | None = None,  # of each client; none: n // N
-    superclasses: ArrayLike | None = None,  # that of every class; none: the dataset's own
+    samples: Count | None = None,  # of each client; none: n // N
+    superclasses: Annotated[ArrayLike, Range(least=0)] | None = None,  # that of every class; none: the dataset's own
 ) -> Ragged:
     """Label skew by superclass: client i draws a mixture Dir(alpha) of superclasses and in each a mixture Dir(beta) of
     its classes; each of its `samples` (default: n // N) is a superclass, then a class, then a sample nobody has yet.

@@ -11,16 +11,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from turnout.core import random
+from turnout.core.allowed import OneOf, Range
 from turnout.core.errors import UserError, unknown
 from turnout.local.neighbours import KNN, index_of, nearest
 
 KEEP = ("random", "balanced", "coreset")
+Keeping = Annotated[str, OneOf(KEEP)]  # which samples
+Capacity = Annotated[float | int, Range(least=0)]  # a share of the samples (a float), or how many (an int)
 PASSES = 10  # of k-means
 
 

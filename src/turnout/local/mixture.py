@@ -15,19 +15,20 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnout.core.allowed import Count
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import Count, Positive, Range
+from turnout.core.errors import UserError
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import LOSSES, Task
 from turnout.theory.mirror import floored, mirror_step
 
 Outputs = Literal["logits", "values"]
+Least = Annotated[float, Range(least=0, below=1)]  # weight of a component
 _OUTPUTS: dict[str, Outputs] = {"cross_entropy": "logits", "nll": "logits", "mse": "values"}
 
 
@@ -231,11 +232,7 @@ class OnlineMixtureSGD(MixtureSGD):
 
     plain_for: ClassVar[type[Task]] = MixtureTask
 
-    scale: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.scale", self.scale)
+    scale: Positive = 0.1
 
     def state_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {**super().state_shapes(task), "times": ()}

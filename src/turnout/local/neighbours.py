@@ -32,6 +32,9 @@ EXACT = "exact"
 MORE = 8  # candidates beyond the k nearest: single precision may take neighbours as far as each other for one another
 KERNELS = ("laplace", "gaussian", "uniform")
 TUNINGS = ("grid", "loglik")
+Kernel = Annotated[str, OneOf(KERNELS)]
+Tuning = Annotated[str, OneOf(TUNINGS)]
+HeldBack = Annotated[float, Range(least=0, below=1)]  # share of the samples
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 1e-12  # probability, where its logarithm is asked for
 QUERIES_AT_ONCE = 128
@@ -118,10 +121,10 @@ class KNN(Spelt):
     section: ClassVar[str] = "knn"
 
     k: Count = 10  # neighbours that vote
-    kernel: Annotated[str, OneOf(KERNELS)] = "laplace"  # how a vote falls with distance
+    kernel: Kernel = "laplace"  # how a vote falls with distance
     scale: Positive = 1.0  # distance at which it has fallen by e
-    tune: Annotated[str, OneOf(TUNINGS)] = "grid"  # how lambda is found
-    fraction: Annotated[float, Range(least=0, below=1)] = 0.2  # of the training samples, to tune lambda on
+    tune: Tuning = "grid"  # how lambda is found
+    fraction: HeldBack = 0.2  # of the training samples, to tune lambda on
     interpolation: Share = 0.5  # lambda, where it is not tuned
     index: str = EXACT  # how neighbours are found: exact, faiss or faiss:FACTORY
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from turnout.core.allowed import Count, OneOf
+from turnout.core.allowed import Count
 from turnout.core.spelling import Spelt
-from turnout.local.datastore import KEEP, check_capacity
+from turnout.local.datastore import Capacity, Keeping, check_capacity
 from turnout.local.knn import MemoryOfSamples
 from turnout.local.neighbours import KNN
 from turnout.local.own import OwnModelSGD
@@ -48,8 +48,8 @@ class Neighbours(Serve, KNN):
     2022)."""
 
     layer: str | None = None  # whose output represents a sample; none: what the last fully connected layer is given
-    capacity: float | int | None = None  # samples a client keeps: a share, a number, or all
-    keep: Annotated[str, OneOf(KEEP)] = "random"  # which samples are kept
+    capacity: Capacity | None = None  # samples a client keeps: a share, a number, or all
+    keep: Keeping = "random"  # which samples are kept
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from turnout.clients.population import Population
+from turnout.core.allowed import Fraction, Range
 from turnout.core.errors import UserError, unknown
 from turnout.core.files import as_json_text, write_text
 from turnout.core.random import FloatArray
+from turnout.core.spelling import Spelt
 from turnout.peers import overlays, quantities, underlays
 from turnout.peers.cycles import cycle_time, require_strongly_connected
 from turnout.peers.matcha import Matcha, matcha, matcha_plus
@@ -217,10 +219,12 @@ def read_overlay(path: str | Path) -> tuple[Overlay, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class NetworkSettings:
+class NetworkSettings(Spelt):
     """`underlay` is a bundled one by name or a file, with one silo a client; without one, clients meet over their own
     links. `access` and `core` are rates such as 10Gbps. `overlay` is designed for that network by name (`turnout
     topology design` compares them), or read from an overlay.json."""
+
+    section: ClassVar[str] = "network"
 
     underlay: str | None = None  # a bundled one by name, or a file; none: the clients' own links
     access: str | None = None  # rate of a silo's access, such as 10Gbps; none: the underlay's own
@@ -228,8 +232,8 @@ class NetworkSettings:
     latency_mode: LatencyMode = "per_path"  # how latency is taken: of the whole path, or hop by hop
     overlay: str = "ring"  # ring, star, mst, ... of `turnout topology design`, or an overlay.json
     center: str = "best"  # of a star: best, first, load, or a silo's name
-    budget: float = 0.5  # of matcha: the share of matchings that is active
-    max_degree: int | None = None  # of delta_mbst: at least 2; none: no limit
+    budget: Fraction = 0.5  # of matcha: the share of matchings that is active
+    max_degree: Annotated[int, Range(least=2, whole=True)] | None = None  # of delta_mbst; none: no limit
 
     def network(self, people: Population) -> Network:
         if self.underlay is None:

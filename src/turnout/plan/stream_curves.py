@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.core.errors import check_positive
+from turnout.core.allowed import POSITIVE
 from turnout.core.random import FloatArray
 from turnout.record.curves import line_chart
 from turnout.theory.streams import optimal_historical_share
@@ -24,7 +24,7 @@ NEAR = (1 / 3, 2 / 3, 1.0, 4 / 3, 2.0)  # ratios of the pictures over nu, as mul
 
 def pictures(fresh_clients: int = 25, ratio: float = 0.15) -> dict[str, str]:
     """SVG by name; `ratio` is marked."""
-    check_positive("streams.ratio", ratio)
+    POSITIVE.check("streams.ratio", ratio)
     rho, nu = ratio * np.geomspace(0.1, 20, 401), np.linspace(0.05, 0.95, 181)
     over_ratio = partial(line_chart, x="c2 / c1", log_x=True, mark=(ratio, f"c2 / c1 = {ratio:g}"))
     over_nu = partial(line_chart, x="nu, the share of historical samples", y="difference of psi / c1")

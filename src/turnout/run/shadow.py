@@ -6,6 +6,7 @@ Su, Xu, Yang, "Federated learning in the presence of adversarial client unavaila
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from turnout.algorithms.robust_momentum import RobustMomentum
 from turnout.clients.adversary import Silence
 from turnout.clients.availability import Always, Crashes
 from turnout.clients.population import Population
+from turnout.core.allowed import Range, Share, WholeNumber
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
-from turnout.core.spelling import Spelt
+from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
@@ -28,6 +30,7 @@ from turnout.server.updates import Updates
 from turnout.task.task import Task
 
 _MOST_ROUNDS = 10_000
+Round = Annotated[int, Range(1, _MOST_ROUNDS, whole=True)]
 
 
 @dataclass
@@ -37,14 +40,16 @@ class Shadow(Spelt):
     tenth of all clients. The run is then one with `silence`, and its configuration names the clients.
     """
 
-    budget: float  # epsilon: share of those invited that may be silenced, by importance
-    first: int = 5  # round from which growth is measured
-    last: int = 150  # round until which it is
-    by_gradient: int | None = None  # clients whose gradients grow most; none: a quarter of all
-    by_momentum: int | None = None  # of the others, those whose momenta do; none: a tenth of all
-    leave: int = 1  # clients of an invitation that always answer
-    begins: int = 0  # first round in which it acts
-    ends: int | None = None  # round from which it acts no more; none: never
+    section: ClassVar[str] = "adversary"
+
+    budget: Share  # epsilon: share of those invited that may be silenced, by importance
+    first: Round = 5  # round from which growth is measured
+    last: Round = 150  # round until which it is
+    by_gradient: WholeNumber | None = None  # clients whose gradients grow most; none: a quarter of all
+    by_momentum: WholeNumber | None = None  # of the others, those whose momenta do; none: a tenth of all
+    leave: WholeNumber = 1  # clients of an invitation that always answer
+    begins: WholeNumber = 0  # first round in which it acts
+    ends: WholeNumber | None = None  # round from which it acts no more; none: never
 
     def find(self, task: Task, population: Population, local: LocalSGD, seed: int, plan: Plan | None = None) -> Silence:
         """Find the adversary; see `candidates`."""
@@ -84,16 +89,17 @@ class _Momenta(RobustMomentum):
         self.norms.append(self.momenta.norm(dim=1).double().cpu().numpy())
 
 
+@spelt
 def candidates(
     task: Task,
     population: Population,
     local: LocalSGD,
     *,
     momentum_local: LocalSGD | None = None,
-    first: int = 5,
-    last: int = 150,
-    by_gradient: int = 25,
-    by_momentum: int = 10,
+    first: Round = 5,
+    last: Round = 150,
+    by_gradient: WholeNumber = 25,
+    by_momentum: WholeNumber = 10,
     seed: int = 0,
     plan: Plan | None = None,
 ) -> list[int]:
@@ -104,10 +110,9 @@ def candidates(
     another seed, so that nothing of the future is known. `momentum_local` is the work of the second run, one step of
     `local` unless given.
     """
-    if not 1 <= first < last <= _MOST_ROUNDS:
-        allowed = f"the first must be at least 1 and before the last, which is at most {_MOST_ROUNDS}"
-        raise UserError(f"shadow: rounds {first} and {last}; {allowed}")
-    if min(by_gradient, by_momentum) < 0 or by_gradient + by_momentum > population.size:
+    if first >= last:
+        raise UserError(f"shadow: rounds {first} and {last}; the first must be before the last")
+    if by_gradient + by_momentum > population.size:
         raise UserError(f"shadow: {by_gradient} and {by_momentum} candidates of {population.size} clients")
     people = replace(population, availability=Always(), crashes=Crashes(), adversary=None)
     chosen = np.zeros(0, np.int64)

@@ -14,8 +14,9 @@ import torch
 from turnout.clients.availability import Always
 from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
-from turnout.core.errors import check_positive
+from turnout.core.allowed import Count
 from turnout.core.random import FloatArray
+from turnout.core.spelling import spelt
 from turnout.sampling._sampler import Sampler
 
 ROUNDS = 20_000
@@ -77,9 +78,9 @@ def statistics(sampler: Sampler, population: Population, seed: int = 0, rounds: 
     return drawn(sampler, population, seed, rounds) if exact is None else Statistics(occasion.importance, *exact)
 
 
-def drawn(sampler: Sampler, population: Population, seed: int = 0, rounds: int = ROUNDS) -> Statistics:
+@spelt
+def drawn(sampler: Sampler, population: Population, seed: int = 0, rounds: Count = ROUNDS) -> Statistics:
     """By Monte Carlo: the first `rounds` rounds of a run with that seed."""
-    check_positive("rounds", rounds)
     occasion, clients = Occasion(population, seed), population.size
     sums, squares, invited = np.zeros(clients), np.zeros(clients), np.zeros(clients)
     totals = np.zeros(rounds)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.clients.columns import PerClient, column
-from turnout.core.allowed import Finite, Fraction, Share
+from turnout.core.allowed import Count, Finite, Fraction, Share
 from turnout.core.errors import UserError
 from turnout.local.answers import BatchLossReport
 from turnout.sampling._presence import Presence
@@ -52,7 +52,7 @@ class CAFed(Presence):
     depends_on = "the losses"
 
     bias_weight: Finite = 1.0  # kappa^2: large ones drop nobody, small ones many
-    batch_size: int = 32  # samples of the batch whose loss is reported
+    batch_size: Count = 32  # samples of the batch whose loss is reported
     loss_smoothing: Fraction = 1.0  # weight of the newest loss
     tolerance: Finite = 0.0  # by which dropping a client must lessen the bound
     floor: Literal["running_min", "zero", "local_optimum"] = "running_min"  # of a loss

@@ -31,10 +31,10 @@ class PowerOfChoice(Sampler):
     depends_on = "the losses"
 
     clients_per_round: Count = DEFAULT_SIZE  # clients invited in a round
-    candidates: int = 20  # clients that report their loss
+    candidates: Count = 20  # clients that report their loss
 
     def __post_init__(self) -> None:
-        if not 1 <= self.clients_per_round <= self.candidates:
+        if self.clients_per_round > self.candidates:
             given = self.clients_per_round
             raise UserError(f"sampler.clients_per_round: {given} must be from 1 to the {self.candidates} candidates")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from turnout.server.updates import Updates
 
 MODES = ("wait", "restart")
+Mode = Annotated[str, OneOf(MODES)]
 DEFAULT_SIZE = 10
 LONGEST = 1e9  # seconds
 
@@ -112,7 +113,7 @@ class Buffer(Arriving):
     """Close a round when so many updates are in (FedBuff)."""
 
     size: Count | None = None  # updates of a flush; none: ten, or as many as can wait where that is fewer
-    mode: Annotated[str, OneOf(MODES)] = "wait"  # wait: clients wait for the flush; restart: they begin again at once
+    mode: Mode = "wait"  # wait: clients wait for the flush; restart: they begin again at once
     divisor: Positive | None = None  # of naive weights; none: the size
 
     def check(self, concurrency: int | None) -> None:

@@ -13,14 +13,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from turnout.core.allowed import Count, Range, Share
 from turnout.core.errors import UserError, check_room
 from turnout.core.spelling import spelt
+
+Shares = Annotated[tuple[float, float], Range(0, 1)]
 
 
 class Reshape(nn.Module):
@@ -47,8 +51,8 @@ def _squeezed(shape: Sequence[int]) -> list[int]:
 
 @spelt
 def linear(
-    inputs: int,  # numbers of a sample
-    outputs: int,  # classes, or numbers predicted
+    inputs: Count,  # numbers of a sample
+    outputs: Count,  # classes, or numbers predicted
     bias: bool = True,  # whether there is one
     zero_init: bool = False,  # whether it starts at the origin
 ) -> nn.Module:
@@ -65,9 +69,9 @@ def linear(
 
 @spelt
 def mlp(
-    inputs: int,  # numbers of a sample
-    hidden: Sequence[int],  # widths of the hidden layers
-    outputs: int,  # classes, or numbers predicted
+    inputs: Count,  # numbers of a sample
+    hidden: Annotated[Sequence[int], Range(least=1)],  # widths of the hidden layers
+    outputs: Count,  # classes, or numbers predicted
 ) -> nn.Module:
     """Fully connected ReLU network; `mlp(784, [50], 10)` is the one of clustered sampling on MNIST."""
     layers: list[nn.Module] = [Reshape(inputs)]
@@ -78,7 +82,7 @@ def mlp(
 
 
 @spelt
-def cnn_mnist(classes: int = 10) -> nn.Module:  # of the labels
+def cnn_mnist(classes: Count = 10) -> nn.Module:  # of the labels
     """Two 5x5 convolutions and 500 hidden units on 1x28x28 (Wu et al., SAFA, IEEE ToC 2021): 431,080 parameters."""
     return nn.Sequential(
         Reshape(1, 28, 28),
@@ -90,9 +94,9 @@ def cnn_mnist(classes: int = 10) -> nn.Module:  # of the labels
 
 @spelt
 def cnn_cifar(
-    classes: int = 10,  # of the labels
-    dropout: float = 0.2,  # share dropped after each convolution
-    hidden: int = 64,  # units of the hidden layer
+    classes: Count = 10,  # of the labels
+    dropout: Share = 0.2,  # share dropped after each convolution
+    hidden: Count = 64,  # units of the hidden layer
 ) -> nn.Module:
     """Three 3x3 convolutions on 3x32x32 (Fraboni et al., ICML 2021); no ReLU follows the third, as in their code.
 
@@ -109,8 +113,8 @@ def cnn_cifar(
 
 @spelt
 def cnn_large(
-    classes: int = 10,  # of the labels
-    dropout: tuple[float, float] = (0.0, 0.0),  # shares dropped after the pooling and the hidden layer
+    classes: Count = 10,  # of the labels
+    dropout: Shares = (0.0, 0.0),  # shares dropped after the pooling and the hidden layer
 ) -> nn.Module:
     """The CIFAR-10 benchmark network of pfl-research (Granqvist et al., 2024): 1,626,442 parameters for ten classes.
 
@@ -178,10 +182,10 @@ class CharLSTM(nn.Module):
 
 @spelt
 def char_lstm(
-    symbols: int = 100,  # of the alphabet
-    embed: int = 8,  # numbers that a symbol becomes
-    hidden: int = 100,  # units of a layer
-    layers: int = 2,  # of the LSTM
+    symbols: Count = 100,  # of the alphabet
+    embed: Count = 8,  # numbers that a symbol becomes
+    hidden: Count = 100,  # units of a layer
+    layers: Count = 2,  # of the LSTM
 ) -> nn.Module:
     """Next character of Shakespeare (LEAF): `[batch, 80]` int64 tokens to `[batch, symbols]` logits."""
     check_room(f"model: {layers} layers of {hidden}", layers * hidden * (hidden + 1) * 4)

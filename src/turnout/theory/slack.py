@@ -13,14 +13,13 @@ The printed estimator (`source_literal`) never moves; `count_late` and `censored
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from turnout.core.allowed import Fraction
-from turnout.core.errors import unknown
+from turnout.core.allowed import Fraction, OneOf
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 
@@ -193,9 +192,11 @@ ESTIMATORS: dict[str, type[Slack]] = {
 }
 
 
-def estimator(name: str, theta_init: float) -> Slack:
-    if name not in ESTIMATORS:
-        raise unknown("algorithm.slack", name, ESTIMATORS)
+Estimator = Annotated[str, OneOf(tuple(ESTIMATORS))]
+
+
+def estimator(name: Estimator, theta_init: float) -> Slack:
+    """Make the estimator of that name, which first thinks of a share `theta_init` of survivors."""
     return ESTIMATORS[name](theta_init)
 
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 
 GRID = (0.0, 0.2, 0.5, 0.8, 1.0)  # shares of historical clients that are tried where the best is searched by accuracy
@@ -125,7 +126,7 @@ def optimal_historical_share(nu: ArrayLike, ratio: ArrayLike, fresh_clients: flo
 
     1 up to the threshold, rho^2 M_f <= nu, else nu + v / sqrt(rho^2 M_f - v) with v = nu (1 - nu).
     """
-    check_positive("streams.fresh_clients", fresh_clients)
+    POSITIVE.check("streams.fresh_clients", fresh_clients)
     nu, square = np.broadcast_arrays(_fraction(nu), np.square(_check_ratio(ratio)) * fresh_clients)
     spread = nu * (1 - nu)
     beyond = square > nu
@@ -156,7 +157,7 @@ def estimated_ratio(B: float, D: float, G: float, parameters: float, samples: fl
     """
     values = {"B": B, "D": D, "G": G, "parameters": parameters, "samples": samples, "fresh_clients": fresh_clients}
     for name, value in values.items():
-        check_positive(f"streams.{name}", value)
+        POSITIVE.check(f"streams.{name}", value)
     return (B + math.sqrt(parameters / samples)) / (G * D * math.sqrt(fresh_clients))
 
 
@@ -203,7 +204,7 @@ class StreamPlan:
 def stream_plan(samples: ArrayLike, fresh: ArrayLike, ratio: float) -> StreamPlan:
     """`samples` that each client will have collected by the end, `fresh` whether it stores only the latest, `ratio`
     c2 / c1 (see `estimated_ratio`)."""
-    check_positive("streams.ratio", ratio)
+    POSITIVE.check("streams.ratio", ratio)
     n, fresh = shares(samples, fresh)
     rows = {OPTIMAL: optimal_importance(n, fresh, ratio)}
     for name, strategy in STRATEGIES.items():

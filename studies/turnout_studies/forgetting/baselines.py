@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.record.branch import Table
@@ -140,7 +141,8 @@ def clipped(
 
     The paper's is the classic noise of (epsilon, delta) in every round, which together is much more (see `spent`). With
     `rounds` it is the exact one for all of them together."""
-    check_positive("rounds", rounds)
+    if rounds is not None:
+        POSITIVE.check("rounds", rounds)
     ratio = noise_ratio(epsilon, delta, "classic" if rounds is None else "analytic") * math.sqrt(rounds or 1)
     return Privacy(noise=2 * ratio, clip=clip, delta=delta, noise_seed=noise_seed)
 

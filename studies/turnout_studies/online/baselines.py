@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.theory.mirror import floored
 from turnout_studies.online.em import em_step, federated_em
 from turnout_studies.online.learner import FEMOMD, Learner
@@ -106,8 +107,9 @@ class FedOMD(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("online.lr", self.lr)
-        check_positive("online.radius", self.radius)
+        POSITIVE.check("online.lr", self.lr)
+        if self.radius is not None:
+            POSITIVE.check("online.radius", self.radius)
         if self.sources != 1:
             raise UserError(f"online.initial: {self.sources} models; FedOMD has one for all")
         if self.local_steps < 1:

@@ -19,7 +19,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.task.task import Task
 from turnout_studies.online.samples import Samples
@@ -90,7 +91,7 @@ class Classifiers(Components):
     lr: float
 
     def __post_init__(self) -> None:
-        check_positive("online.lr", self.lr)
+        POSITIVE.check("online.lr", self.lr)
 
     def log_prob(self, components: Tensor, samples: Samples) -> Tensor:
         inputs, targets = samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from turnout.core import random
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.data.dataset import Dataset
 from turnout_studies.online.components import Gaussians
@@ -30,7 +31,7 @@ class Proportions:
     period: float = 1
 
     def __post_init__(self) -> None:
-        check_positive("online.alpha", self.alpha)
+        POSITIVE.check("online.alpha", self.alpha)
         if not self.period >= 1:
             raise UserError(f"online.period: {self.period} must be at least 1; inf never changes")
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 
 
 def check_floor(floor: float, sources: int) -> None:
@@ -30,7 +31,7 @@ class Anytime:
     scale: float = 0.1
 
     def __post_init__(self) -> None:
-        check_positive("online.scale", self.scale)
+        POSITIVE.check("online.scale", self.scale)
 
     def __call__(self, step: int, sources: int) -> float:
         return self.scale * math.sqrt(math.log(sources) / step)
@@ -44,8 +45,8 @@ class Horizon:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("online.steps", self.steps)
-        check_positive("online.bound", self.bound)
+        POSITIVE.check("online.steps", self.steps)
+        POSITIVE.check("online.bound", self.bound)
 
     def __call__(self, step: int, sources: int) -> float:
         return math.sqrt(math.log(sources) / self.steps) / self.bound

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 
 _HALVINGS = 100  # of an interval: down to the last bit
@@ -116,7 +117,7 @@ def optimal_weights(pi: ArrayLike, a: ArrayLike, b: float, total: float) -> Floa
     q_k = max(0, iota pi_k - theta) / a_k, where iota is the minimum itself: both by bisection.
     """
     pi, a = _column(pi), _column(a)
-    check_positive("optimal weights: total", total)
+    POSITIVE.check("optimal weights: total", total)
     if not (b >= 0 and (a > 0).all() and (pi >= 0).all() and pi.any()):
         raise UserError("optimal weights: b and pi must be at least 0, some pi and every a above 0")
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 
 
@@ -61,7 +62,7 @@ def sgd_map(
 
 def _curvature(lr: float, curvature: float, batch_size: int, mu: float) -> float:
     for name, value in (("lr", lr), ("curvature", curvature), ("batch_size", batch_size)):
-        check_positive(f"free-riders: {name}", value)
+        POSITIVE.check(f"free-riders: {name}", value)
     if not mu >= 0:
         raise UserError(f"free-riders: mu {mu} must be at least 0")
     return curvature + mu

@@ -10,14 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 
 
 def divergence_bound(x: ArrayLike, delta: float, beta: float, lr: float) -> FloatArray:
     """h(x) = delta / beta ((lr beta + 1)^x - 1) - lr delta x: the distance from central descent x steps after a cloud
     aggregation; rho h(x) bounds the gap in loss. Zero up to the first step."""
-    check_positive("divergence bound: beta", beta)
+    POSITIVE.check("divergence bound: beta", beta)
     x = np.asarray(x, np.float64)
     return np.asarray(delta / beta * ((lr * beta + 1) ** x - 1) - lr * delta * x)
 
@@ -31,7 +32,7 @@ def convergence_bound(
     """
     positive = {"rounds": rounds, "steps": steps, "lr": lr, "beta": beta, "epsilon": epsilon, "omega": omega}
     for name, value in positive.items():
-        check_positive(f"convergence bound: {name}", value)
+        POSITIVE.check(f"convergence bound: {name}", value)
     if lr > 1 / beta:
         raise UserError(f"convergence bound: lr {lr} must be at most 1 / beta = {1 / beta:.6g}")
     drift = rho * float(divergence_bound(steps, delta, beta, lr)) / (steps * epsilon**2)

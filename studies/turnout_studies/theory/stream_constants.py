@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 
 
 def bound_constants(
@@ -45,7 +46,7 @@ def optimisation_bound(
     q must not increase. The first term does not vanish, however many rounds there are.
     """
     for name, value in {"D": D, "L": L, "B": B, "lr": lr, "steps": steps, "first_round": first_round}.items():
-        check_positive(f"streams.{name}", value)
+        POSITIVE.check(f"streams.{name}", value)
     h, G, again = lr * steps, gradient_limit(L, B), 1 - 1 / steps
     C1 = G * (2.5 * G + L * D * math.sqrt(2 * again))
     C2 = 2 * L**2 * G**2 * again

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from turnout.core.errors import UserError, check_positive
+from turnout.core.allowed import POSITIVE
+from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.theory.streams import BoolArray, shares, stream_bound
 
@@ -47,7 +48,7 @@ def targeted_importance(
     alpha = np.asarray(target, np.float64)
     if alpha.shape != n.shape or not (alpha >= 0).all() or abs(alpha.sum() - 1) > 1e-9:
         raise UserError(f"streams.target: must be {n.size} numbers of at least 0 that sum to 1")
-    check_positive("streams.c2", c2)
+    POSITIVE.check("streams.c2", c2)
     if not (0 <= c1 < math.inf and 0 <= disc < math.inf):
         raise UserError(f"streams: c1 is {c1} and disc {disc}; both must be at least 0 and finite")
     p = np.zeros_like(n)
