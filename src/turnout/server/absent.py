@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ class Absent:
     clients: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     back_at: FloatArray = field(default_factory=lambda: np.zeros(0))  # of each: seconds, or later
 
-    def idle_after(self, ended: Updates, online: OnlineSet, now: float) -> IntArray:
+    def idle_after(self, ended: Updates, online: Callable[[], OnlineSet], now: float) -> IntArray:
         """See `Server.idle_after`."""
         failed = ended.failed
         if not len(failed) and not len(self.clients):
@@ -34,14 +34,15 @@ class Absent:
         gone = failed.clients[(reasons != CRASHED) & (reasons != LEFT)]
         return np.concatenate([ended.released, crashed, self._returned(gone, online, now)])
 
-    def _returned(self, gone: IntArray, online: OnlineSet, now: float) -> IntArray:
+    def _returned(self, gone: IntArray, online: Callable[[], OnlineSet], now: float) -> IntArray:
         """Add those found away since, and take out who is back; nobody is looked for before that is of use."""
         if not len(gone) and not (self.back_at < now + _RESOLUTION).any():
             return gone
         clients, back_at = np.concatenate([self.clients, gone]), np.append(self.back_at, np.full(len(gone), now))
         due = np.flatnonzero(back_at < now + _RESOLUTION)
-        back = online.contains(clients[due])
-        back_at[due[~back]] = online.back_at(clients[due[~back]])
+        present = online()
+        back = present.contains(clients[due])
+        back_at[due[~back]] = present.back_at(clients[due[~back]])
         self.clients, self.back_at = np.delete(clients, due[back]), np.delete(back_at, due[back])
         return clients[due[back]]
 

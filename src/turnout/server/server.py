@@ -150,7 +150,7 @@ class Server:
     def idle_after(self, ended: Updates) -> IntArray:
         """Who can be invited again after a wait: those of `ended` that delivered or crashed and do not restart by
         themselves, and whoever was found away by an invitation and is back. O(k), while nobody is away."""
-        return self._absent.idle_after(ended, self.online(), self.now)
+        return self._absent.idle_after(ended, self.online, self.now)
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
         """Tell how many seconds the server takes to send the model so many times."""
