@@ -65,6 +65,7 @@ class Plain(Spelt):
         (lambda: Parent(mu="much"), "thing.mu: 'much' is not a number"),  # type: ignore[arg-type]
         (lambda: Parent(share=1.5), "thing.share: 1.5 must be from 0 to 1"),
         (lambda: Parent(mode="rest"), "thing.mode: unknown name 'rest'; did you mean restart?"),  # type: ignore[arg-type]
+        (lambda: Parent(mode=3), "thing.mode: 3 is not one of wait, restart"),  # type: ignore[arg-type]
         (lambda: Parent(each=[1.0, 0.0]), "thing.each[1]: 0.0 must be above 0"),
         (lambda: Parent(each=np.array([[2.0], [-3.0]])), "thing.each[1, 0]: -3.0 must be above 0"),
         (lambda: replace(Parent(), mu=-2), "thing.mu: -2 must be at least 0"),

@@ -69,15 +69,17 @@ class Range:
 class OneOf:
     """One of a few names."""
 
-    names: tuple[str, ...]
+    names: tuple[Any, ...]
 
     def __str__(self) -> str:
         return "one of " + ", ".join(self.names)
 
     def check(self, option: str, value: Any) -> None:
-        """Raise unless a value is one of the names."""
-        if value not in self.names:
+        """Raise where a name or other plain data is none of the names; a part in their place is its owner's to check."""
+        if isinstance(value, str) and value not in self.names:
             raise unknown(option, value, self.names)
+        if isinstance(value, int | float | list | tuple | Mapping) and value not in self.names:
+            raise UserError(f"{option}: {value!r} is not {self}")
 
 
 POSITIVE = Range(above=0, below=math.inf)
