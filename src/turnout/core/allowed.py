@@ -75,7 +75,7 @@ class OneOf:
         return "one of " + ", ".join(self.names)
 
     def check(self, option: str, value: Any) -> None:
-        """Raise where a name or other plain data is none of the names; a part in their place is its owner's to check."""
+        """Raise where a name or other plain data is none of the names; a part in their place is let through."""
         if isinstance(value, str) and value not in self.names:
             raise unknown(option, value, self.names)
         if isinstance(value, int | float | list | tuple | Mapping) and value not in self.names:
