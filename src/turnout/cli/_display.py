@@ -30,8 +30,10 @@ def show_table(
     numbers: bool = False,
 ) -> None:
     """Print rows of cells, which may have markup; with `numbers` every column but the first is flush right."""
-    columns = [Column(header, justify="right" if numbers and place else "left", no_wrap=numbers, overflow="fold")
-               for place, header in enumerate(headers)]  # fmt: skip
+    columns = [
+        Column(header, justify="right" if numbers and place else "left", no_wrap=numbers, overflow="fold")
+        for place, header in enumerate(headers)
+    ]
     table = Table(*columns, title=title, title_justify="left", show_header=bool(columns))
     if not boxed:
         table.box = None

@@ -219,10 +219,27 @@ class Population(Spelt):
         if unseen_fraction:
             joined_at = _never_join(joined_at, unseen_fraction, len(rows), seed)
         return cls(
-            inputs, targets, rows, tests, central, validation, importance, devices or fixed(1.0), links or Links(),
-            availability or Always(), crashes or Crashes(), detection or Detection(), adversary, behaviour, joined_at,
-            left_at, regions, power=power, model_bytes=model_bytes, seed=seed,
-        )  # fmt: skip
+            inputs,
+            targets,
+            rows,
+            tests,
+            central,
+            validation,
+            importance,
+            devices or fixed(1.0),
+            links or Links(),
+            availability or Always(),
+            crashes or Crashes(),
+            detection or Detection(),
+            adversary,
+            behaviour,
+            joined_at,
+            left_at,
+            regions,
+            power=power,
+            model_bytes=model_bytes,
+            seed=seed,
+        )
 
     def _dealt_by(self, again: Callable[[int], Population]) -> Population:
         object.__setattr__(self, "dealt", Dealt(again, self))

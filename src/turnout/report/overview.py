@@ -201,8 +201,10 @@ def _grid(groups: Groups, names: Sequence[str]) -> Grid:
         "energy (Wh)": lambda run: run.total("energy_wh") if "energy_wh" in run.rounds() else None,
         "energy wasted (Wh)": lambda run: run.total("wasted_wh") if "wasted_wh" in run.rounds() else None,
     }
-    sent = [[title, *(span([run.total(name) for run in group], megabytes) for group in groups)]
-            for title, name in traffic.items()]  # fmt: skip
+    sent = [
+        [title, *(span([run.total(name) for run in group], megabytes) for group in groups)]
+        for title, name in traffic.items()
+    ]
     cells = [[title, *(several([value(run) for run in group]) for group in groups)] for title, value in rows.items()]
     return Grid(["", *names], sent + [row for row in cells if set(row[1:]) != {number(None)}])
 
