@@ -152,8 +152,11 @@ _BESIDE: dict[str, config.Settings] = {
     "network.core": _GAIA,
     "network.latency_mode": _GAIA,
 }
-FIXED = (
-    "algorithm.clustered_fl.wait_for", "algorithm.robust_fedavg.normalise", "algorithm.robust_fedprox.normalise",
+FIXED = (  # options that refuse whatever is not their default
+    "algorithm.centralised.wait_for", "algorithm.centralised.wait_for_crashed", "algorithm.centralised.normalise",
+    "algorithm.clustered_fl.wait_for", "algorithm.fedadagrad.beta2",
+    *(f"algorithm.{name}.normalise" for name in ("ifca", "mifa", "mocha", "robust_momentum")),
+    *(f"algorithm.{name}.normalise" for name in ("robust_fedavg", "robust_fedprox")),
     *(["algorithm.knn_per.index"] if find_spec("faiss") is None else []),
 )  # fmt: skip
 

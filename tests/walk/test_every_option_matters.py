@@ -24,7 +24,7 @@ from turnout.config import registry
 from turnout.config.options import options_of
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
-from turnout.local.modifiers import Proximal
+from turnout.local.modifiers import Proximal, SharpnessAware
 from turnout.peers.network import Star
 from turnout.peers.peers import over_own_links
 
@@ -130,6 +130,7 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("fem_omd", "em_steps"): Case(3),
     ("fem_omd", "scale"): Case(0.5),
     ("hierfavg", "cloud_interval"): Case(3),
+    ("robust_momentum", "modifiers"): Case((SharpnessAware(1.0),)),  # one step from the model received: no pull
     ("hybridfl", "slack"): Case("censored"),
     ("hybridfl", "theta_init"): Case(0.9),
     ("hybridfl", "idle_fallback"): Case("global"),

@@ -41,9 +41,11 @@ class CFCFM(Algorithm):
         for _ in server.rounds():
             invited = server.online().ids
             invited = invited[server.importance[invited] > 0]
+            if not len(invited):
+                server.wait(seconds=self.retry)
             server.invite(invited, self.local)
             limit = math.inf if self.deadline is None else self.deadline + server.push_seconds(len(invited), self.local)
-            picked = first_come(server, quota, self.last_picked, limit if len(invited) else self.retry)
+            picked = first_come(server, quota, self.last_picked, limit)
             server.wait(seconds=0)  # who answered and was not picked
             server.cancel(invited)
             server.step(picked, server.importance[picked.clients])
