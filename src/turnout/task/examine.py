@@ -35,6 +35,7 @@ PASSED = 4  # samples that the model is given
 MEASURED = 64  # samples, spread over all, whose targets the measures are given
 CLOSE = 1e-3, 1e-5  # values that differ by at most these shares of themselves and of the largest are the same
 ROUGHLY = 5e-2, 5e-2  # where products may be rounded to few bits
+_INSTEAD = "use nn.Dropout layers, set the dropout of attention and of functions to 0, and draw nothing else there"
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
@@ -139,8 +140,8 @@ def _differ(one: Tensor, other: Tensor, close: tuple[float, float] = CLOSE) -> b
 
 
 @contextmanager
-def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
-    """Refuse what draws from a global generator; all of them are left as they were."""
+def draws_nothing(what: str, device: torch.device, instead: str = _INSTEAD) -> Iterator[None]:
+    """Refuse what draws from a global generator, and say what to do; all of them are left as they were."""
     before = _generators(device)
     try:
         yield
@@ -153,10 +154,7 @@ def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(before["CUDA"], device)
     for name, state in before.items():
         if not _same(state, now[name]):
-            raise UserError(
-                f"{what} draws from {name}'s generator, which cannot be replayed; use nn.Dropout layers, set the "
-                "dropout of attention and of functions to 0, and draw nothing else there"
-            )
+            raise UserError(f"{what} draws from {name}'s generator, which cannot be replayed; {instead}")
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
