@@ -1,4 +1,4 @@
-"""Members that are added and never averaged: bagging and boosting in turn equal plain loops, also where clients fail."""
+"""Members that are added and never averaged: bagging and cyclic boosting equal plain loops, clients may fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def predict(arrays: Arrays, inputs: NDArray[Any]) -> NDArray[Any]:
     for tree in arrays["trees"]:
         at = np.zeros(len(inputs), int)
         for _ in range(2):
-            value, feature, threshold, left, right = tree[at].T
+            _, feature, threshold, left, right = tree[at].T
             smaller = inputs[np.arange(len(inputs)), feature.astype(int)] <= threshold
             at = np.where(left < 0, at, np.where(smaller, left, right)).astype(int)
         total += tree[at, 0]

@@ -71,23 +71,23 @@ class Caller:
         index = torch.as_tensor(jobs.samples.row(row), device=self.plan.device).long()
         if not len(index):  # nothing to learn from
             return {}
-        ones, count = self._zeros(len(index)) + 1, torch.tensor(len(index), dtype=self.plan.dtype)
+        change = torch.from_numpy(self._change(work, jobs, row, received, index)).to(received)
+        if not work.report:
+            return {"delta": change}
+        ones = self._zeros(len(index)) + 1
         key = torch.as_tensor(jobs.keys[row], device=self.plan.device)
-        data = ClientData(self.inputs, self.targets, index, ones, count.to(key.device), key, len(index))
-        change = torch.from_numpy(self._change(work, jobs, row, received, data)).to(received)
+        data = ClientData(self.inputs, self.targets, index, ones, ones.sum(), key, len(index))
         return {"delta": change} | reports.values(work.report, self.task, received, data)
 
     def _change(
-        self, work: PythonWork, jobs: Jobs, row: int, received: Tensor, data: ClientData
+        self, work: PythonWork, jobs: Jobs, row: int, received: Tensor, index: Tensor
     ) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Compute `[P]` what the function has changed, in the share of the samples that it used."""
-        task, who = self.task, f" at client {jobs.clients[row]}" if jobs.clients is not None else ""
-        what, count = f"PythonWork: {work.called}{who}", len(data.index)
-        inputs, targets = (
-            tree_map(lambda pool: pool[data.index], pools) for pools in (self.inputs, self.targets)
-        )  # its own, whatever it does with them
+        task, count = self.task, len(index)
+        what = f"PythonWork: {work.called}{'' if jobs.clients is None else f' at client {jobs.clients[row]}'}"
         given = task.given_to(received) if isinstance(task, ArrayTask) else _layers(task, received)
-        before = {name: array.copy() for name, array in given.items()}
+        before = given if "place" in jobs.options else {name: array.copy() for name, array in given.items()}
+        inputs, targets = (tree_map(lambda pool: pool[index], pools) for pools in (self.inputs, self.targets))  # copies
         assert work.function is not None
         try:
             answer = work.function(given, numpy_of(inputs), numpy_of(targets), random.generator(jobs.keys[row]))

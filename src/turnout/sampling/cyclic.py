@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cyclic(Subset):
-    """omega_i = (n / m) p_i for the m clients whose turn it is; each has m turns in n rounds, and so counts p_i on average.
+    """omega_i = (n / m) p_i for the m clients whose turn it is; each has m turns in n rounds: p_i on average.
     Whoever is offline misses its turn."""
 
     looks_at_data = False
