@@ -16,6 +16,7 @@ from support import WORLD, Windowed, population
 from turnout import EnsembleTask, Plan, PythonWork, UserError
 from turnout.aggregation.rules import CoordinateMedian
 from turnout.aggregation.weights import Equal
+from turnout.clients import behaviour
 from turnout.clients.population import Population
 from turnout.local.transforms import Clip
 from turnout.samplers import Cyclic
@@ -62,9 +63,7 @@ def simulate(method: turnout.Algorithm, rounds: int = 4, people: Population | No
 
 def members(result: turnout.Result) -> NDArray[Any]:
     """The trees that there are, in the order of their places."""
-    found = result.state_dict()
-    trees: NDArray[Any] = found["trees"][found["there"] > 0].numpy()
-    return trees
+    return task().arrays(result.model)["trees"]
 
 
 def plain(turns: list[list[int]]) -> NDArray[Any]:
@@ -142,6 +141,21 @@ def test_a_job_may_add_several_members_or_none() -> None:
     assert len(members(result)) == 2 * sum(size % 3 for size in (3, 17, 8, 1, 25, 10, 6, 12))
 
 
+def test_liars_touch_no_member_of_others() -> None:
+    """A change of sign takes away instead of adding; noise is everywhere; both are rejected, with their names."""
+    for lie in (behaviour.SignFlip(clients=[1, 4]), behaviour.GaussianNoise(clients=[1, 4])):
+        events: list[tuple[int, str]] = []
+
+        class Rejected(turnout.Observer):
+            def on_event(self, server: Any, event: Any, events: Any = events) -> None:
+                events += [(event.facts["client"], event.facts["why"])] if event.kind == "rejected_update" else []
+
+        people = population(behaviour=lie)
+        result = simulate(turnout.FedAvg(PythonWork(grow), turnout.Full()), 1, people, observers=[Rejected()])
+        assert sorted(events) == [(client, "not members in the places of its job") for client in (1, 4)]
+        assert len(members(result)) == 6
+
+
 def test_one_sentence() -> None:
     fedavg = turnout.FedAvg(PythonWork(grow), turnout.Full())
     with pytest.raises(UserError, match="20 members are room for 20 jobs of 1, and job 24 begins"):
@@ -157,6 +171,8 @@ def test_one_sentence() -> None:
     ):
         with pytest.raises(UserError, match=sentence):
             simulate(method)
+    with pytest.raises(UserError, match=r"privacy\.noise: members of an EnsembleTask are added"):
+        simulate(fedavg, privacy=turnout.Privacy(noise=1.0, clip=1.0))
 
     def many(arrays: Arrays, inputs: Any, targets: Any, key: Any) -> Any:
         return {"trees": np.repeat(grow(arrays, inputs, targets, key)[0]["trees"], 2, 0)}, len(inputs)

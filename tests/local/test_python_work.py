@@ -115,6 +115,14 @@ def test_what_is_sent_can_be_clipped() -> None:
     assert 0 < float(result.model.norm()) <= 0.01 + 1e-12
 
 
+def test_central_privacy_bounds_what_is_sent() -> None:
+    private = turnout.Privacy(noise=1e-9, clip=0.01, noise_seed=1)
+    result = turnout.simulate(
+        task(), population(), turnout.FedAvg(PythonWork(step), turnout.Full()), 1, plan=DOUBLE, privacy=private
+    )
+    assert 0 < float(result.model.norm()) <= 0.011
+
+
 # -- in time, with everything of the server ---------------------------------------------------------------------
 
 METHODS: dict[str, turnout.Algorithm] = {

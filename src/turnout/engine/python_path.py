@@ -85,7 +85,7 @@ class Caller:
         """Compute `[P]` what the function has changed, in the share of the samples that it used."""
         task, count = self.task, len(index)
         what = f"PythonWork: {work.called}{'' if jobs.clients is None else f' at client {jobs.clients[row]}'}"
-        given = task.given_to(received) if isinstance(task, ArrayTask) else _layers(task, received)
+        given = task.arrays(received) if isinstance(task, ArrayTask) else _layers(task, received)
         before = given if "place" in jobs.options else {name: array.copy() for name, array in given.items()}
         inputs, targets = (tree_map(lambda pool: pool[index], pools) for pools in (self.inputs, self.targets))  # copies
         assert work.function is not None

@@ -18,6 +18,7 @@ from turnout.task.arrays import EnsembleTask
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.updates import Updates
 
 
 def check(server: Server) -> None:
@@ -44,9 +45,20 @@ def check_published(server: Server) -> None:
         )
 
 
-def whole(server: Server, weights: FloatArray) -> FloatArray:
-    """Let every update of an ensemble count whole that counts at all."""
-    return np.where(weights != 0, 1.0, 0.0) if isinstance(server.task, EnsembleTask) else weights
+def counted(server: Server, updates: Updates, weights: FloatArray) -> tuple[Updates, FloatArray]:
+    """Let every update of an ensemble count whole that counts at all; who touches what is not its own is rejected."""
+    task = server.task
+    if not isinstance(task, EnsembleTask):
+        return updates, weights
+    rows = zip(updates.deltas, updates.jobs, weights.tolist(), strict=True)
+    good = np.ones(len(updates), bool)
+    for row, (delta, job, weight) in enumerate(rows):
+        good[row] = task.adds_only(delta, int(job.options["place"]))
+        if not good[row]:
+            why = "not members in the places of its job"
+            server.log("rejected_update", client=job.client, job=job.number, why=why, weight=weight)
+    kept = updates if good.all() else updates.select(good)
+    return kept, np.where(weights[good] != 0, 1.0, 0.0)
 
 
 def sized(server: Server, work: LocalSGD) -> LocalSGD:

@@ -56,7 +56,7 @@ class Law:
             counted, weights = self._finite_rows(server, counted, weights)
         if self.weigh is not None and len(counted):
             weights = self.weigh.of(server, counted, weights)
-        weights = ensembles.whole(server, weights)
+        counted, weights = ensembles.counted(server, counted, weights)
         if server.privacy is not None:
             weights = server.privacy.bounded(counted.clients, weights)
         applied = self._apply(server, counted, weights)

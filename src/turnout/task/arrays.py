@@ -133,8 +133,8 @@ class ArrayTask(Task):
         self.alone = f"the model is a Python function, {name_of(self.predict)}"
         return total
 
-    def given_to(self, params: Tensor) -> Arrays:
-        """Make arrays of a model `[P]`, as the functions are given them: their own, in the dtypes of the first."""
+    def arrays(self, params: Tensor) -> Arrays:
+        """Make arrays of a model, such as `result.model`, as functions are given them (of an ensemble: its members)."""
         return cast(_Predicting, self.module).arrays(self.layers(params))
 
 
@@ -173,6 +173,15 @@ class EnsembleTask(ArrayTask):
     def members(self, params: Tensor) -> int:
         """Count the members of a model `[P]`."""
         return int((self.layers(params)[_THERE] > 0.5).sum())
+
+    def adds_only(self, change: Tensor, place: int) -> bool:
+        """Tell whether a difference `[P]` does nothing but to add members where that job may."""
+        rest = change.clone()
+        rooms = self.layers(rest)  # views of it
+        there = rooms[_THERE][place : place + self.a_job].clone()
+        for room in rooms.values():
+            room[place : place + self.a_job] = 0
+        return not rest.any() and bool(((there == 0) | (there == 1)).all())
 
     def added(self, what: str, returned: Any, place: int) -> NDArray[np.float64]:
         """Make a difference `[P]`: the members that a client has returned where its job may add them."""
