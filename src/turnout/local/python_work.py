@@ -59,8 +59,8 @@ class PythonWork(LocalSGD):
         given = {"lr": 0.0, "batching": "full", "epochs": epochs, "modifiers": modifiers}
         given |= {"function": function, "called": name_of(function)}
         for part in fields(self):
-            value = given.get(part.name, None if part.default is MISSING else part.default)
-            object.__setattr__(self, part.name, value)
+            made = part.default if part.default_factory is MISSING else part.default_factory()
+            object.__setattr__(self, part.name, given.get(part.name, made))
         self.__post_init__()
         self._check_modifiers()
 

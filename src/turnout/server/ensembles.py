@@ -11,7 +11,7 @@ import numpy as np
 
 from turnout.aggregation.optimisers import Step
 from turnout.core.errors import UserError
-from turnout.core.random import FloatArray
+from turnout.core.random import FloatArray, IntArray
 from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.task.arrays import EnsembleTask
@@ -68,9 +68,9 @@ def sized(server: Server, work: LocalSGD) -> LocalSGD:
     return work.bind({"sent": server.task.members(server.model)})
 
 
-def placed(server: Server, work: LocalSGD, begun: int, count: int) -> LocalSGD:
-    """Make the same work for `count` jobs, each of which knows where its members go: `begun` jobs began before, and no
-    place is given twice."""
+def placed(server: Server, work: LocalSGD, numbers: IntArray, count: int) -> LocalSGD:
+    """Make the same work for `count` jobs, each of which knows where its members go: clients have begun `numbers` jobs
+    before, `[N]`, and no place is given twice."""
     task = server.task
     if not isinstance(task, EnsembleTask) or "delta" not in work.payload_shapes(task):
         return work
@@ -79,7 +79,7 @@ def placed(server: Server, work: LocalSGD, begun: int, count: int) -> LocalSGD:
     if work.transforms:
         name = type(work.transforms[0]).__name__
         raise UserError(f"local.modifiers: {name} would change members of an EnsembleTask; leave it out")
-    room = task.capacity // task.a_job
+    room, begun = task.capacity // task.a_job, int(numbers.sum())
     if begun + count > room:
         raise UserError(
             f"EnsembleTask.capacity: {task.capacity} members are room for {room} jobs of {task.a_job}, and job "

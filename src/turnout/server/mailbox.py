@@ -99,7 +99,7 @@ class Mailbox(Server):
         if self._hides:
             privacy.check_alone(work, self)
         self._make_ready(ids)
-        work = ensembles.placed(self, work, int(self._numbers.sum()), len(ids))
+        work = ensembles.placed(self, work, self._numbers, len(ids))
         work, options = _split(work, len(ids))
         numbers = self._numbers[ids]
         self._numbers[ids] = numbers + 1
