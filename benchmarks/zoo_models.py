@@ -46,7 +46,9 @@ class ResNet18(nn.Module):
         widths = [width, *(width << stage for stage in range(4))]
         self.layers = nn.Sequential(
             *(
-                Basic(widths[stage] if first else widths[stage + 1], widths[stage + 1], 2 if first and stage else 1, norm)
+                Basic(
+                    widths[stage] if first else widths[stage + 1], widths[stage + 1], 2 if first and stage else 1, norm
+                )
                 for stage in range(4)
                 for first in (True, False)
             )
@@ -66,30 +68,44 @@ class Squeezed(nn.Module):
 
     def __init__(self, channels: int, inner: int, act: nn.Module, gate: nn.Module) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.act, self.gate = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1), act, gate
+        self.fc1, self.fc2, self.act, self.gate = (
+            nn.Conv2d(channels, inner, 1),
+            nn.Conv2d(inner, channels, 1),
+            act,
+            gate,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gate(self.fc2(self.act(self.fc1(x.mean((2, 3), keepdim=True)))))
 
 
 class Inverted(nn.Module):
-    """Widen, convolve each channel, narrow; whole samples skip it with a chance that grows with depth."""
+    """Widen, convolve each channel, narrow; a sample skips it with a chance that grows with depth."""
 
     def __init__(
-        self, into: int, wide: int, out: int, size: int, stride: int, norm: Norm, act: nn.Module, squeeze: nn.Module, skip: float
+        self,
+        channels: tuple[int, int, int],
+        size: int,
+        stride: int,
+        norm: Norm,
+        act: nn.Module,
+        squeeze: nn.Module,
+        skip: float = 0.0,
     ) -> None:
         super().__init__()
+        into, wide, out = channels
         widen = [_convolved(into, wide, 1, 1, norm, act)] if wide != into else []
         each = _convolved(wide, wide, size, stride, norm, act, of=wide)
         self.body = nn.Sequential(*widen, each, squeeze, _convolved(wide, out, 1, 1, norm, nn.Identity()))
         self.adds, self.skip = stride == 1 and into == out, skip
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
+        y: Tensor = self.body(x)
         if not self.adds:
             return y
         if self.training and self.skip:
-            y = y * torch.empty(len(x), 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.skip) / (1 - self.skip)
+            kept = torch.empty_like(x[:, :1, :1, :1]).bernoulli_(1 - self.skip)
+            y = y * kept / (1 - self.skip)
         return x + y
 
 
@@ -103,12 +119,13 @@ _MOBILE = [
 
 def mobilenet_v3(norm: Norm = nn.BatchNorm2d) -> nn.Module:
     """Build MobileNet-v3 small for `[B, 3, 32, 32]`."""
-    layers, into = [_convolved(3, 16, 3, 2, norm, nn.Hardswish())], 16
+    layers: list[nn.Module] = [_convolved(3, 16, 3, 2, norm, nn.Hardswish())]
+    into = 16
     for size, wide, out, squeeze, hard, stride in _MOBILE:
         act: nn.Module = nn.Hardswish() if hard else nn.ReLU()
         inner = max(8, (wide // 4 + 4) // 8 * 8)
         gate = Squeezed(wide, inner, nn.ReLU(), nn.Hardsigmoid()) if squeeze else nn.Identity()
-        layers.append(Inverted(into, wide, out, size, stride, norm, act, gate, 0.0))
+        layers.append(Inverted((into, wide, out), size, stride, norm, act, gate))
         into = out
     layers += [_convolved(96, 576, 1, 1, norm, nn.Hardswish()), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(576, 1024), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(1024, 10))
@@ -120,12 +137,13 @@ _EFFICIENT = [(1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80
 
 def efficientnet_b0(norm: Norm = nn.BatchNorm2d) -> nn.Module:
     """Build EfficientNet-B0 for `[B, 3, 32, 32]`, with stochastic depth."""
-    layers, into, number = [_convolved(3, 32, 3, 2, norm, nn.SiLU())], 32, 0
+    layers: list[nn.Module] = [_convolved(3, 32, 3, 2, norm, nn.SiLU())]
+    into, number = 32, 0
     for widen, size, stride, out, blocks in _EFFICIENT:
         for block in range(blocks):
             squeeze = Squeezed(into * widen, max(1, into // 4), nn.SiLU(), nn.Sigmoid())
             step = stride if block == 0 else 1
-            layers.append(Inverted(into, into * widen, out, size, step, norm, nn.SiLU(), squeeze, 0.2 * number / 16))
+            layers.append(Inverted((into, into * widen, out), size, step, norm, nn.SiLU(), squeeze, number / 80))
             into, number = out, number + 1
     layers += [_convolved(320, 1280, 1, 1, norm, nn.SiLU()), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(1280, 10))
@@ -146,7 +164,9 @@ class UNet(nn.Module):
 
     @staticmethod
     def _twice(into: int, out: int, norm: Norm) -> nn.Sequential:
-        return nn.Sequential(*_convolved(into, out, 3, 1, norm, nn.ReLU()), *_convolved(out, out, 3, 1, norm, nn.ReLU()))
+        return nn.Sequential(
+            *_convolved(into, out, 3, 1, norm, nn.ReLU()), *_convolved(out, out, 3, 1, norm, nn.ReLU())
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.down1(x)
@@ -168,7 +188,7 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 class Recurrent(nn.Module):
     """Symbols `[B, T]` and lengths `[B]` to logits, by a fused kernel; packed, or the last step of each."""
 
-    def __init__(self, kind: type[nn.RNNBase], packed: bool) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], packed: bool) -> None:
         super().__init__()
         self.embed, self.packed = nn.Embedding(20, 6), packed
         self.rnn, self.head = kind(6, 8, 2, batch_first=True, dropout=0.2), nn.Linear(8, 3)
@@ -184,7 +204,7 @@ class Recurrent(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Items that a user liked `[B, L]` and one more item `[B]` to a score; the user's own vector stays with the user."""
+    """Items that a user liked `[B, L]` and one more `[B]` to a score; the user's own vector stays with the user."""
 
     def __init__(self, items: int = 30, width: int = 6) -> None:
         super().__init__()

@@ -34,7 +34,9 @@ from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
 from turnout.engine.plan import Plan, computing_on
+from turnout.engine.python_path import Caller
 from turnout.local import job, reports
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -93,6 +95,7 @@ class Cohort:
         self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
         kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
         self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
+        self._caller = Caller(self.task, self.inputs, self.targets, plan)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -140,6 +143,8 @@ class Cohort:
         run = self._sequential if path.name == THREADS else self._vectorised
         if path.whole:
             run = self._steps_alone
+        elif isinstance(jobs.work, PythonWork):
+            run = self._caller.train
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)

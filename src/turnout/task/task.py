@@ -122,6 +122,7 @@ class Task(Spelt):
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
 
