@@ -302,7 +302,7 @@ class PlainSGD:
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
                 with torch.enable_grad(), task.held() if task.recomputes else nullcontext():
                     loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
-                    gradients = torch.autograd.grad(loss, list(leaves.values()))
+                    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 for layer, gradient in zip(own.values(), gradients, strict=True):
                     layer.add_(gradient, alpha=-lr)
         return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
@@ -347,4 +347,4 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
     leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
     with torch.enable_grad():
         total = vmap(partial(_objective, task))(leaves, *arguments).sum()
-        return torch.autograd.grad(total, list(leaves.values()))
+        return torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)

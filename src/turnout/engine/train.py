@@ -206,7 +206,7 @@ class Cohort:
         if steps[0]:
             delta = self._plain.train(jobs, size)
         else:
-            delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
+            delta = self.task.initial.new_zeros(len(steps), self.task.size)
         payload = {"delta": delta}
         if not jobs.work.report and not keep:
             return payload, {}, {}
@@ -345,7 +345,7 @@ class Cohort:
         workers = min(len(self._single), len(steps))
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
-            {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
+            {name: self.task.initial.new_empty((len(steps), *shape)) for name, shape in shapes.items()}
             for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
         )
 

@@ -141,6 +141,10 @@ class MixtureTask(Task):
         states = [self.component.state_dict(mine) for mine in self.split(params).unbind()]
         return {f"{m}.{name}": value for m, state in enumerate(states) for name, value in state.items()}
 
+    @property
+    def frozen(self) -> set[str]:
+        return {f"{m}.{name}" for m in range(self.components) for name in self.component.frozen}
+
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         parts = ({name: state[f"{m}.{name}"] for name in self.layout.names} for m in range(self.components))
         return torch.cat([self.component.from_state_dict(part) for part in parts])

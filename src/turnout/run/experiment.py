@@ -307,7 +307,8 @@ def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    state = {name: value.contiguous() for name, value in result.state_dict().items()}
+    left_out = result.server.task.frozen
+    state = {name: value.contiguous() for name, value in result.state_dict().items() if name not in left_out}
     write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))

@@ -377,6 +377,12 @@ class Task(Spelt):
         state: dict[str, Tensor] = self.module.state_dict()
         return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}
 
+    @property
+    def frozen(self) -> set[str]:
+        """Names of parameters that are not trained, and second names of tensors: what a saved model does without."""
+        names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        return names - set(self.layout.names)
+
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """`[P]` the parameters in a `state_dict`."""
         return self.layout.flatten(state).to(self.initial)
