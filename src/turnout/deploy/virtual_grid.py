@@ -1,37 +1,42 @@
 """A whole Flower app in virtual time: its ServerApp leads, over a `Grid` whose seconds are those of the simulation.
 
 Messages to clients are jobs: devices, links, availability and crashes decide when each reply arrives or fails. A client
-works on one message after the other. A round ends when the app sends a model to train with after replies have been
-handed to it; what it made of them is its own affair, so the audit counts who was used, not with which weight.
+works on one message after the other. A message trains if it says so and holds arrays; all others are questions. A round
+ends when the app sends something to train with after replies to such messages have been handed to it; what it made of
+them is its own affair, so the audit counts who was used, not with which weight. An app that trains nothing is a single
+round.
+
+The model is what every message of a sending holds alike; it may have another form each time.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.online import OnlineSet
-from turnout.core.errors import UserError
+from turnout.core.errors import RecordedError, UserError
 from turnout.core.random import IntArray
-from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
-from turnout.deploy.opening import SLEEPERS, AppGrid, Ended, quiet, server_key, standing_in
+from turnout.deploy.app import Arrays, examples, layout_of, metrics, model_in, numbers_in, seeded
+from turnout.deploy.app_grid import AppGrid, Ended, quiet, standing_in
+from turnout.deploy.flower_parts import MAIN_PARAMS_RECORD, ErrorCode, SType, old_server, old_style
+from turnout.deploy.opening import server_key
 from turnout.deploy.screen import Means, RejectedError, Rejection, require
-from turnout.deploy.virtual import AppSimulation, AppWork
+from turnout.deploy.virtual import AppSimulation, AppTask, AppWork
 from turnout.local.sgd import LocalSGD
-from turnout.server.dispatch import FOREVER
+from turnout.server.dispatch import FOREVER, Dispatch
 from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
 from turnout.server.measurement import ByClient
 from turnout.server.server import Server
@@ -63,16 +68,23 @@ class ServerAppLeads(Algorithm):
         app, rounds = server.people.app, server.rounds()
         if next(rounds, None) is None:
             return
-        grid = server.grid = VirtualGrid(server, rounds, self.local)
+        grid, context = VirtualGrid(server, rounds, self.local), app.context(0)
+        server.grid = grid
+        if not server.people.sized:
+            server.log("samples_unknown", why="every client counts as one sample; flower.samples=[...] says how many")
         try:
-            with quiet(), seeded(server_key(server.seed)), torch.enable_grad(), grid.in_charge():
-                app.server(grid, app.context(0))
+            with quiet(), seeded(server_key(server.seed)), torch.enable_grad(), grid.in_charge(app.folder):
+                app.server(grid, context)
         except Ended:
             return
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"flower.app: its ServerApp fails ({why(error)})") from error
+            said = server.reason(error)
+            server.log("server_app_failed", **said)
+            place = "" if server.checkpoints is None else "; the traceback is in the log.txt of the run"
+            raise RecordedError(f"flower.app: its ServerApp fails ({said['why']}){place}") from error
+        grid.last = context.state.array_records.get(MAIN_PARAMS_RECORD, grid.last)  # where a workflow leaves its model
         grid.end()
 
 
@@ -93,6 +105,13 @@ class GridSimulation(AppSimulation):
             return True
         self._clock = max(self._clock, until)
         return False
+
+    def adopt(self, record: ArrayRecord, layout: Arrays) -> None:
+        """Take what the app now sends for its model, which has another form than before."""
+        assert isinstance(self.task, AppTask)
+        self.task, self.arrays = self.task.of(layout), layout
+        self._dispatch = Dispatch(self.population, self.task)
+        self.model = layout.vector(record).to(self.model.device)
 
     def tick_in(self, seconds: float) -> int:
         return self._clock + round(seconds * self._ticks)
@@ -115,12 +134,14 @@ class GridSimulation(AppSimulation):
         return self.grid.message_of(job)
 
     def _take(self, job: Job, content: RecordDict) -> None:
-        """Let through nothing that is not finite; what else a reply must hold the app itself knows."""
+        """Let through no numbers that are not finite; what else a reply must hold the app itself knows. It is a copy,
+        as if it had been sent: the client goes on with its own."""
         for array in (array for record in content.array_records.values() for array in record.values()):
-            values = numbers_in(array)
-            require(values.dtype.kind != "f" or bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
-        self.grid.contents[job.name] = content
-        if not isinstance(job.work, AppQuestion):
+            if array.stype == SType.NUMPY:
+                values = numbers_in(array)
+                require(values.dtype.kind != "f" or bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
+        self.grid.contents[job.name] = copy.deepcopy(content)
+        if not isinstance(job.work, AppQuestion) or not self.grid.trains:
             with suppress(RejectedError):  # the app may weigh by something else
                 job.samples = examples(content)
                 self._reported.append((job.samples, metrics(content)))
@@ -137,16 +158,25 @@ class GridSimulation(AppSimulation):
     def panel(self) -> IntArray:
         return self.population.ids
 
+    def forget_answers(self) -> None:
+        """Leave out of the record of the round what was only asked before anybody trained."""
+        self._reported = []
+
     def publish_made_of(self, model: Tensor, jobs: list[Job]) -> None:
         """The app has made a new model of these jobs."""
-        used = [job for job in jobs if job.outcome == ARRIVED and not isinstance(job.work, AppQuestion)]
+        used = [job for job in jobs if job.outcome == ARRIVED]
         if not used:
             self.log("empty_round")
         self.publish(model, self._updates(used), None)
 
 
 def _trains(message: Message) -> bool:
-    return message.metadata.message_type.startswith(MessageType.TRAIN)
+    """Tell whether there is something in a message to train with: those of a protocol around it have no arrays."""
+    return message.metadata.message_type.startswith(MessageType.TRAIN) and bool(len(message.content.array_records))
+
+
+def _showing(record: ArrayRecord) -> Message:
+    return Message(RecordDict({"arrays": record}), 0, MessageType.EVALUATE)
 
 
 class VirtualGrid(AppGrid):
@@ -169,6 +199,18 @@ class VirtualGrid(AppGrid):
         self._handed: list[Job] | None = None  # since the last version
         self._published = False  # in this round
         self._pushed = self._sleeps = 0
+        self._training: set[str] = set()  # messages that train
+        self._shown = False  # whether there was a model yet
+        self.trains = False  # whether the app ever had anybody train
+        self._answers: list[Job] = []  # handed, until it had
+
+    @property
+    def seconds(self) -> float:
+        return self.server.now
+
+    @property
+    def computing(self) -> bool:
+        return self.server.people.working
 
     # -- what an app sees -------------------------------------------------------------------------------------
 
@@ -186,13 +228,15 @@ class VirtualGrid(AppGrid):
         if not messages:
             return []
         self._sleeps = 0
-        self._note_model(messages[0])
+        self._note_model(messages)
         ids = [str(self._pushed + number) for number in range(len(messages))]
         self._pushed += len(ids)
+        copied: dict[int, Any] = {}  # by what it is of: what several messages share is still shared
         for name, message in zip(ids, messages, strict=True):
             message.metadata.__dict__["_message_id"] = name
-            self._messages[name] = message
+            self._messages[name] = copy.deepcopy(message, copied)
             self._expires[name] = self.server.tick_in(message.metadata.ttl)
+        self._training.update(name for name in ids if _trains(self._messages[name]))
         self._start(ids)
         return ids
 
@@ -233,20 +277,24 @@ class VirtualGrid(AppGrid):
             self._next_round()
 
     @contextmanager
-    def in_charge(self) -> Iterator[None]:
-        """While the ServerApp runs: its sleep is virtual, and its strategy's last model is remembered."""
-        start, real_sleep, thread = Strategy.start, time.sleep, threading.get_ident()
+    def in_charge(self, folder: Path) -> Iterator[None]:
+        """Remember, besides, what a strategy or a server of the old style ends with."""
+        start, fit = Strategy.start, old_server.Server.fit
 
         def started(strategy: Strategy, *args: Any, **options: Any) -> Any:
             result = start(strategy, *args, **options)
             self.last = result.arrays
             return result
 
-        def sleep(seconds: float) -> None:
-            own = threading.get_ident() == thread and not self.server.people.working
-            (self.sleep if own else real_sleep)(seconds)
+        def fitted(server: old_server.Server, *args: Any, **options: Any) -> Any:
+            result = fit(server, *args, **options)
+            self.last = old_style.parameters_to_arrayrecord(server.parameters, keep_input=True)
+            return result
 
-        with standing_in(started, "start", Strategy), standing_in(sleep, "sleep", *SLEEPERS):
+        with ExitStack() as stack:
+            stack.enter_context(super().in_charge(folder))
+            stack.enter_context(standing_in(started, "start", Strategy))
+            stack.enter_context(standing_in(fitted, "fit", old_server.Server))
             yield
 
     # -- messages and jobs ------------------------------------------------------------------------------------
@@ -263,7 +311,7 @@ class VirtualGrid(AppGrid):
             if job is not None and not job.learnt:
                 self.server.cancel([client])
                 del self._jobs[job.name]
-            record, trains = model_in(message.content), _trains(message)
+            record, trains = model_in(message.content), name in self._training
             if client in taken or self.server.at_work(client):
                 self._waiting.setdefault(client, deque()).append(name)
                 continue
@@ -289,7 +337,8 @@ class VirtualGrid(AppGrid):
             return None
 
     def message_of(self, job: Job) -> Message:
-        return self._messages[self._jobs[job.name]]
+        """Give a client a copy of its own, as if it had been sent: others may share the content."""
+        return copy.deepcopy(self._messages[self._jobs[job.name]])
 
     def deliver(self, job: Job) -> None:
         """A job has ended: its reply is there, and its client goes on with the next message that is not too old."""
@@ -318,7 +367,10 @@ class VirtualGrid(AppGrid):
         handed = [(name, *self._replies[name]) for name in self._replies if name in ids]
         for name, reply, job in handed:
             del self._replies[name]
-            if _trains(reply):
+            if not self.trains and job is not None:
+                self._answers.append(job)
+            if name in self._training:
+                self._training.remove(name)
                 self._handed = self._handed or []
                 self._handed += [] if job is None else [job]
             elif reply.metadata.message_type.startswith(MessageType.EVALUATE) and reply.has_content():
@@ -327,15 +379,31 @@ class VirtualGrid(AppGrid):
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
-    def _note_model(self, message: Message) -> None:
-        """A message shows what the app has made of the replies."""
-        vector = self._vector(model_in(message.content))
-        if vector is not None and self._pushed == 0:
-            self.server.model = vector
-        if vector is not None and self._handed is not None and not self._published:
-            self._publish(vector)
-        if _trains(message) and self._published:
+    def _note_model(self, messages: list[Message]) -> None:
+        """Messages show what the app has made of the replies."""
+        trains, vector = _trains(messages[0]), self._model_of(messages)
+        if trains and not self.trains:
+            self.trains, self._answers = True, []
+            self.server.forget_answers()
+        if vector is not None and not self._shown:
+            self.server.model, self._shown = vector, True
+        if (trains or vector is not None) and self._handed is not None and not self._published:
+            self._publish(self.server.model if vector is None else vector)
+        if trains and self._published:
             self._next_round()
+
+    def _model_of(self, messages: list[Message]) -> Tensor | None:
+        """The model, where that is what messages hold, whatever its form."""
+        record = model_in(messages[0].content)
+        vector = self._vector(record)
+        asks = messages[0].metadata.message_type.startswith((MessageType.TRAIN, MessageType.EVALUATE))
+        if record is None or vector is not None or not asks:
+            return vector
+        layout = layout_of(record)
+        if layout is None or any(model_in(message.content) != record for message in messages[1:]):
+            return None
+        self.server.adopt(record, layout)
+        return self.server.model
 
     def _publish(self, vector: Tensor) -> None:
         self.server.publish_made_of(vector, self._handed or [])
@@ -349,8 +417,10 @@ class VirtualGrid(AppGrid):
     def end(self) -> None:
         """The ServerApp has come to its end."""
         server = self.server
-        if self._handed is not None and not self._published:
-            last = self._vector(self.last)
+        if not self.trains and self._answers:
+            server.publish_made_of(server.model, self._answers)
+        elif self._handed is not None and not self._published:
+            last = None if self.last is None else self._model_of([_showing(self.last)])
             if last is None:
                 server.log("unknown_model", why="the app ended without showing what it made of the last replies")
             self._publish(server.model if last is None else last)
