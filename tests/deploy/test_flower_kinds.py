@@ -3,6 +3,7 @@ or that is led in an older way."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("flwr")
 
 from deploy.flower_apps import OLD, HandWritten, imported, kind, settings, simulate
 from turnout import UserError
+from turnout.deploy.flower_parts import VERSIONS, check_version
 from turnout.run.experiment import Result
 
 SLOWEST = 4.0  # seconds of a job, of `SECONDS`
@@ -154,3 +156,40 @@ def test_a_mistake_in_a_client(tmp_path: Path) -> None:
     assert "LookupError: no such column (failing.py:13, in answer)" in log
     assert log.count("Traceback (most recent call last)") == 2  # the client's, and what follows from it
     assert "total(grid.send_and_receive(messages))" in log
+
+
+def test_a_question_before_the_strategy(tmp_path: Path) -> None:
+    """The model is known only by its first message; what was answered before is no part of a round of training."""
+    result = led(tmp_path, "mixed:client", "mixed:server")
+    assert result.model.tolist() == pytest.approx([averaged()] * 3, abs=1e-12)
+    assert result.model.dtype == torch.float64
+    assert (result.server.version, result.server.now) == (2, (1 + 2 * 2) * SLOWEST)
+    assert result.audit.contributions.tolist() == [2, 2, 2]
+    assert result.rounds()["reported_place"][1:].tolist() == pytest.approx([8 / 6] * 2)  # by samples, once a round
+    assert result.jobs()["client"].tolist() == [0, 1, 2] * 5
+    assert result.measures["test_place"] == 1.0
+
+
+def test_an_app_that_only_evaluates(tmp_path: Path) -> None:
+    result = led(tmp_path, "mixed:client", "mixed:trial")
+    assert (result.server.version, result.server.now) == (1, SLOWEST)
+    assert result.model.tolist() == [1.0, 1.0]
+    assert result.clients()["test_samples"].tolist() == [10, 20, 30]
+
+
+def test_a_grid_is_of_one_thread(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its ServerApp sends messages from several threads"):
+        led(tmp_path, "mixed:client", "mixed:threaded")
+
+
+def test_versions() -> None:
+    """The one range that is installed is the one that the adapter knows."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest, newest = VERSIONS[0], int(VERSIONS[-1].partition(".")[2])
+    assert project["optional-dependencies"]["flower"] == [f"flwr>={oldest},<1.{newest + 1}"]
+
+
+def test_another_version_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnout.deploy.flower_parts.version", lambda _: "1.39.0")
+    with pytest.raises(UserError, match=r"flower\.app: Flower 1\.39\.0 is installed; allowed: 1\.41 and 1\.42"):
+        check_version()

@@ -113,12 +113,11 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callab
     """The experiment, its complete settings, and the simulation whose clients are the app's."""
     if find_spec("flwr") is None:
         raise missing("flower.app", "Flower", extra("flower"))
-    from flwr.app import ArrayRecord
-
+    import turnout.deploy.flower_parts  # noqa: F401  first: it says which Flower is needed
     from turnout.deploy.app import App, Clients
     from turnout.deploy.opening import opening
+    from turnout.deploy.server_app import GridSimulation, ServerAppLeads
     from turnout.deploy.virtual import AppSimulation, AppTask, AppWork, enrol, samples_of
-    from turnout.deploy.virtual_grid import GridSimulation, ServerAppLeads
 
     for section in settings:
         if section not in ("flower", *_WHO, *_HOW):
@@ -139,7 +138,7 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callab
     people, seed = Clients(app, counted.count), int(run.get("seed", 0))
     first = opening(app, people, seed, leading)
     known = first.known or not leading
-    task, local = AppTask(first.arrays if known else ArrayRecord({})), AppWork(**vars(amount))
+    task, local = AppTask(first.arrays if known else None), AppWork(**vars(amount))
     people.sized = bool(flower.samples) or counted.importance != "samples"
     samples = flower.samples
     if not people.sized and known:

@@ -49,7 +49,8 @@ class AppTask(Task):
 
     layout: Arrays
 
-    def __init__(self, record: ArrayRecord) -> None:
+    def __init__(self, record: ArrayRecord | None) -> None:
+        record = ArrayRecord({}) if record is None else record  # an app may have no model, or show it later
         self.module, self.layout = nn.Module(), Arrays(record)
         self.initial = self.layout.vector(record)
 
@@ -166,7 +167,7 @@ class AppSimulation(Simulation):
             job.outcome, event = (REJECTED, "rejected_reply") if rejected else (CRASHED, "client_error")
             self.log(event, client=job.client, job=job.number, **self.reason(error))
 
-    def reason(self, error: Exception) -> dict[str, str]:
+    def reason(self, error: BaseException) -> dict[str, str]:
         """Say why the app's code failed; the first time with the traceback, which goes to the log."""
         said = {"why": why(error, self.people.app.folder)}
         if isinstance(error, RejectedError) or said["why"] in self._traced:

@@ -1,4 +1,4 @@
-"""A whole Flower app in virtual time: its ServerApp leads, over a `Grid` whose seconds are those of the simulation.
+"""Flower's `Grid` over simulated clients, whose seconds are those of the simulation.
 
 Messages to clients are jobs: devices, links, availability and crashes decide when each reply arrives or fails. A client
 works on one message after the other. A message trains if it says so and holds arrays; all others are questions. A round
@@ -12,12 +12,13 @@ The model is what every message of a sending holds alike; it may have another fo
 from __future__ import annotations
 
 import copy
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,22 +26,19 @@ from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.online import OnlineSet
-from turnout.core.errors import RecordedError, UserError
-from turnout.core.random import IntArray
-from turnout.deploy.app import Arrays, examples, layout_of, metrics, model_in, numbers_in, seeded
-from turnout.deploy.app_grid import AppGrid, Ended, quiet, standing_in
-from turnout.deploy.flower_parts import MAIN_PARAMS_RECORD, ErrorCode, SType, old_server, old_style
-from turnout.deploy.opening import server_key
-from turnout.deploy.screen import Means, RejectedError, Rejection, require
-from turnout.deploy.virtual import AppSimulation, AppTask, AppWork
+from turnout.core.errors import UserError
+from turnout.deploy.app import layout_of, model_in
+from turnout.deploy.app_grid import AppGrid, Ended, standing_in
+from turnout.deploy.flower_parts import ErrorCode, old_server, old_style
+from turnout.deploy.screen import RejectedError
+from turnout.deploy.virtual import AppWork
 from turnout.local.sgd import LocalSGD
-from turnout.server.dispatch import FOREVER, Dispatch
-from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
-from turnout.server.measurement import ByClient
-from turnout.server.server import Server
+from turnout.server.jobs import CRASHED, REJECTED, Job
 from turnout.task.task import Task
+
+if TYPE_CHECKING:
+    from turnout.deploy.server_app import GridSimulation
 
 _POLL = 1.0  # seconds that asking in vain takes at most
 _MOST_SLEEPS = 10_000  # in a row while nobody is at work
@@ -55,119 +53,6 @@ class AppQuestion(AppWork):
 
     def payload_shapes(self, task: Task) -> dict[str, tuple[int, ...]]:
         return {}
-
-
-@dataclass
-class ServerAppLeads(Algorithm):
-    """The app's own ServerApp, with whatever strategy it has."""
-
-    local: LocalSGD = field(default_factory=AppWork)
-
-    def run(self, server: Server) -> None:
-        assert isinstance(server, GridSimulation)
-        app, rounds = server.people.app, server.rounds()
-        if next(rounds, None) is None:
-            return
-        grid, context = VirtualGrid(server, rounds, self.local), app.context(0)
-        server.grid = grid
-        if not server.people.sized:
-            server.log("samples_unknown", why="every client counts as one sample; flower.samples=[...] says how many")
-        try:
-            with quiet(), seeded(server_key(server.seed)), torch.enable_grad(), grid.in_charge(app.folder):
-                app.server(grid, context)
-        except Ended:
-            return
-        except UserError:
-            raise
-        except Exception as error:
-            said = server.reason(error)
-            server.log("server_app_failed", **said)
-            place = "" if server.checkpoints is None else "; the traceback is in the log.txt of the run"
-            raise RecordedError(f"flower.app: its ServerApp fails ({said['why']}){place}") from error
-        grid.last = context.state.array_records.get(MAIN_PARAMS_RECORD, grid.last)  # where a workflow leaves its model
-        grid.end()
-
-
-class GridSimulation(AppSimulation):
-    """`Simulation` whose jobs are messages of a ServerApp."""
-
-    grid: VirtualGrid
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self.checkpoints is not None:  # what a ServerApp holds cannot be saved: it is begun again
-            self.checkpoints.every = FOREVER
-
-    def advance(self, until: int) -> bool:
-        """Let the next thing happen; where nothing does by that tick, it is then."""
-        if self._due(until):
-            self._next_events()
-            return True
-        self._clock = max(self._clock, until)
-        return False
-
-    def adopt(self, record: ArrayRecord, layout: Arrays) -> None:
-        """Take what the app now sends for its model, which has another form than before."""
-        assert isinstance(self.task, AppTask)
-        self.task, self.arrays = self.task.of(layout), layout
-        self._dispatch = Dispatch(self.population, self.task)
-        self.model = layout.vector(record).to(self.model.device)
-
-    def tick_in(self, seconds: float) -> int:
-        return self._clock + round(seconds * self._ticks)
-
-    def at_work(self, client: int) -> Job | None:
-        return self._in_flight.get(client)
-
-    @property
-    def idle(self) -> bool:
-        return not self._in_flight
-
-    def _finish(self, jobs: list[Job]) -> None:
-        super()._finish(jobs)
-        self._inbox.clear()
-        self._failures.clear()
-        for job in jobs:
-            self.grid.deliver(job)
-
-    def _message_to(self, job: Job) -> Message:
-        return self.grid.message_of(job)
-
-    def _take(self, job: Job, content: RecordDict) -> None:
-        """Let through no numbers that are not finite; what else a reply must hold the app itself knows. It is a copy,
-        as if it had been sent: the client goes on with its own."""
-        for array in (array for record in content.array_records.values() for array in record.values()):
-            if array.stype == SType.NUMPY:
-                values = numbers_in(array)
-                require(values.dtype.kind != "f" or bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
-        self.grid.contents[job.name] = copy.deepcopy(content)
-        if not isinstance(job.work, AppQuestion) or not self.grid.trains:
-            with suppress(RejectedError):  # the app may weigh by something else
-                job.samples = examples(content)
-                self._reported.append((job.samples, metrics(content)))
-
-    def client_measures(self, model: Tensor) -> dict[str, ByClient]:
-        """What clients have said in this round when the app asked them to evaluate."""
-        said: dict[int, Means] = {}
-        for client, content in self.grid.evaluated.items() if self.begun else ():
-            with suppress(RejectedError):
-                said[client] = metrics(content), examples(content)
-        return self._measured(said) if said else {}
-
-    @property
-    def panel(self) -> IntArray:
-        return self.population.ids
-
-    def forget_answers(self) -> None:
-        """Leave out of the record of the round what was only asked before anybody trained."""
-        self._reported = []
-
-    def publish_made_of(self, model: Tensor, jobs: list[Job]) -> None:
-        """The app has made a new model of these jobs."""
-        used = [job for job in jobs if job.outcome == ARRIVED]
-        if not used:
-            self.log("empty_round")
-        self.publish(model, self._updates(used), None)
 
 
 def _trains(message: Message) -> bool:
@@ -200,9 +85,16 @@ class VirtualGrid(AppGrid):
         self._published = False  # in this round
         self._pushed = self._sleeps = 0
         self._training: set[str] = set()  # messages that train
+        self._thread, self._shared = threading.get_ident(), False  # whose grid it is; whether another called it
         self._shown = False  # whether there was a model yet
         self.trains = False  # whether the app ever had anybody train
         self._answers: list[Job] = []  # handed, until it had
+
+    def _check_thread(self) -> None:
+        """Raise if, or after, another thread calls: which of two comes first no virtual clock can tell."""
+        self._shared |= threading.get_ident() != self._thread
+        if self._shared:
+            raise UserError("flower.app: its ServerApp sends messages from several threads; send them from its own")
 
     @property
     def seconds(self) -> float:
@@ -216,11 +108,13 @@ class VirtualGrid(AppGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Who is online; after replies have been handed over, in the round that begins with the next model."""
+        self._check_thread()
         server = self.server
         version = server.version + (self._handed is not None and not self._published)
         return [int(client) for client in OnlineSet(server.population, version, server.now).ids]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._check_thread()
         messages = list(messages)
         for message in messages:
             if not 0 <= message.metadata.dst_node_id < self.server.population.size:
@@ -241,6 +135,7 @@ class VirtualGrid(AppGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._check_thread()
         ids = set(message_ids)
         self._expire()
         if ids and not ids & self._replies.keys():
