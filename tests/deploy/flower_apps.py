@@ -25,6 +25,7 @@ FloatArray = NDArray[np.float64]
 
 def kind(folder: Path, client: str, server: str) -> Path:
     """The folder of an app made of modules of `apps/kinds`; `client` and `server` are `module:name`."""
+    folder.mkdir(exist_ok=True)
     parts = f'clientapp = "{client}"\nserverapp = "{server}"\n'
     text = f"[tool.flwr.app.components]\n{parts}[tool.flwr.app.config]\nnum-server-rounds = 2\n"
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")

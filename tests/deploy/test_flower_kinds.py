@@ -134,6 +134,8 @@ def test_who_drops_out_of_a_secure_sum(tmp_path: Path) -> None:
     result = led(tmp_path, "legacy:secret", "legacy:secure", crashes={"probability": 0.3}, run={"rounds": 2, "seed": 4})
     assert result.audit.failures["crashed"] > 0
     assert np.abs(result.model.numpy()).max() < 3.0
+    again = led(tmp_path, "legacy:secret", "legacy:secure", crashes={"probability": 0.3}, run={"rounds": 2, "seed": 4})
+    assert torch.equal(again.model, result.model)
 
 
 def test_a_strategy_waits_for_nodes_in_virtual_time(tmp_path: Path) -> None:
@@ -149,7 +151,6 @@ def test_a_strategy_waits_for_nodes_in_virtual_time(tmp_path: Path) -> None:
 def test_a_mistake_in_a_client(tmp_path: Path) -> None:
     """The function is named, and the log has the whole traceback, once."""
     folder = tmp_path / "run"
-    (tmp_path / "app").mkdir()
     with pytest.raises(UserError, match=r"its ServerApp fails \(.*failing\.py:\d+, in total\)"):
         simulate(settings(kind(tmp_path / "app", "failing:client", "failing:server")), folder)
     log = (folder / "log.txt").read_text()
@@ -186,6 +187,7 @@ def test_versions() -> None:
     """The one range that is installed is the one that the adapter knows."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     oldest, newest = VERSIONS[0], int(VERSIONS[-1].partition(".")[2])
+    assert f'"flwr=={VERSIONS[-1]}.*"' in (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     assert project["optional-dependencies"]["flower"] == [f"flwr>={oldest},<1.{newest + 1}"]
 
 

@@ -1,6 +1,7 @@
 """Analytics: the ServerApp asks what clients have, and nobody trains."""
 
 import time
+from time import sleep
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -46,7 +47,7 @@ def beats(grid, nodes, until):
     waiting, times, begun = set(), [], time.time()
     while time.time() < until:
         waiting |= set(grid.push_messages([Message(RecordDict(), node, "query.mean") for node in nodes]))
-        time.sleep(5)
+        sleep(5)
         for reply in grid.pull_messages(waiting):
             waiting.discard(reply.metadata.reply_to_message_id)
             times.append((reply.metadata.src_node_id, time.time() - begun))
