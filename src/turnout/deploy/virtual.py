@@ -54,6 +54,12 @@ class AppTask(Task):
         self.module, self.layout = nn.Module(), Arrays(record)
         self.initial = self.layout.vector(record)
 
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> AppTask:
+        """Give the same task on another device or in another precision: there is no module to move."""
+        moved = copy.copy(self)
+        moved.initial = self.initial.to(device=device, dtype=dtype)
+        return moved
+
     def of(self, layout: Arrays) -> AppTask:
         """Give the same task with a model of another form."""
         task = copy.copy(self)
