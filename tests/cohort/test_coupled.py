@@ -20,7 +20,7 @@ from turnout.core.random import key, uniform
 from turnout.engine.batches import Jobs
 from turnout.engine.train import Cohort
 from turnout.local.modifiers import Proximal
-from turnout.task.task import LOSSES
+from turnout.task.losses import LOSSES
 
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from turnout.clients import saved as folder
 from turnout.clients.adversary import Adversary
@@ -25,12 +23,13 @@ from turnout.clients.links import Links
 from turnout.clients.memories import Memory
 from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.allowed import OneOf, Range, Seconds, Share
 from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
-from turnout.data.dataset import Dataset, as_tensor
+from turnout.core.trees import Tree
+from turnout.data.dataset import Dataset, as_tree
 from turnout.data.partition import PARTITIONS, split
 
 FloatArray = NDArray[np.float64]
@@ -44,11 +43,6 @@ Fresh = Annotated[float | Sequence[int], Range(least=0, words="from 0 to 1, or t
 
 def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
     return ", ".join(map(str, ids[:limit])) + (", ..." if len(ids) > limit else "")
-
-
-def _finite(values: Tensor) -> bool:
-    """Whether every number is; a sum that is finite says so without a copy of them."""
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, seed: int) -> FloatArray:
@@ -83,11 +77,11 @@ class Population(Spelt):
     >>> population = Population.of(turnout.datasets.load("digits"), clients=100, partition="iid")
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     train: Ragged
     test: Ragged | None = None
-    central: tuple[Tensor, Tensor] | None = None  # test data that belongs to nobody
+    central: tuple[Tree, Tree] | None = None  # test data that belongs to nobody
     validation: Ragged | None = None  # held back from training, to choose by
     importance: str | ArrayLike = "samples"
     devices: Devices = field(default_factory=lambda: fixed(1.0))
@@ -111,14 +105,14 @@ class Population(Spelt):
             if part.default_factory is not MISSING and getattr(self, part.name) is None:
                 object.__setattr__(self, part.name, part.default_factory())
         for name in ("inputs", "targets"):
-            object.__setattr__(self, name, as_tensor(f"population: {name}", getattr(self, name)))
+            object.__setattr__(self, name, as_tree(f"population: {name}", getattr(self, name)))
         empty = np.flatnonzero(self.train.counts == 0)
         if len(self.train) == 0:
             raise UserError("population: it has no clients")
         if len(empty):
             raise UserError(f"population: client {_some(empty)} has no training sample; choose another partition")
         for name, values in (("inputs", self.inputs), ("targets", self.targets)):
-            if values.is_floating_point() and not _finite(values):
+            if not trees.finite(values):
                 raise UserError(f"population: {name} contain NaN or infinity; clean the data first")
         for name in ("joined_at", "left_at", "regions"):
             column = getattr(self, name)
@@ -211,8 +205,8 @@ class Population(Spelt):
                     "(dirichlet_equal, one_class or natural)"
                 )
             dealt = partition(dataset, clients, seed, **options, part="test")
-            tests = Ragged(dealt.offsets, dealt.values + len(inputs))
-            inputs, targets = torch.cat([inputs, central[0]]), torch.cat([targets, central[1]])
+            tests = Ragged(dealt.offsets, dealt.values + len(dataset))
+            inputs, targets = (trees.join([*both]) for both in zip((inputs, targets), central, strict=True))
         validation = None
         if validation_fraction:
             rows, validation = split(rows, validation_fraction, seed)
@@ -288,7 +282,7 @@ class Population(Spelt):
         `drift` orders what arrives: at random for 0, by target for 1 (class after class), ever more so between.
         """
         rows = in_order(self.train, self.targets, drift, self.seed)
-        when = np.zeros(len(self.targets), np.int64)
+        when = np.zeros(trees.rows(self.targets), np.int64)
         when[rows.values] = periods(arrivals, rows.counts, self.seed)
         stream = Stream(when, chosen(fresh, self.size, self.seed), memory, seconds)
         streaming = replace(self, train=rows, stream=stream, dealt=None)

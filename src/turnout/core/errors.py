@@ -49,3 +49,8 @@ def check_room(name: str, numbers: float) -> None:
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 8 * numbers > room:
         raise UserError(f"{name} takes {8 * numbers / 2**30:.3g} GiB; this machine has {room / 2**30:.3g}")
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence of what an exception says."""
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from turnout.core import trees
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
+from turnout.core.trees import Tree
+
+
+def as_tree(what: str, values: Any) -> Tree:
+    """Samples as a tree of tensors with a row a sample each: tensors as they are, arrays in tuples, dictionaries and
+    dataclasses as tensors, and a list of numbers as one."""
+    if isinstance(values, (Tensor, np.ndarray)) or _numbers(values):
+        return as_tensor(what, values)
+    if not trees.known(values) or (not isinstance(values, (tuple, list, Mapping)) and not is_dataclass(values)):
+        raise UserError(f"{what} are {type(values).__name__}; give a tensor, an array or a tree of them")
+    return trees.check_rows(what, pytree.tree_map(lambda leaf: as_tensor(what, leaf), values))
+
+
+def _numbers(values: Any) -> bool:
+    """Say whether a list holds numbers, or lists of them, and not a tensor a part."""
+    if not isinstance(values, list):
+        return not isinstance(values, (tuple, Mapping)) and not is_dataclass(values)
+    first = values[0] if values else 0
+    return isinstance(first, (bool, int, float, np.number)) or (isinstance(first, list) and _numbers(first))
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
@@ -26,15 +48,15 @@ def as_tensor(what: str, values: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Dataset(Spelt):
-    """Samples before they are dealt to clients: tensors, or NumPy arrays, which become tensors. `num_classes` None
-    means regression."""
+    """Samples before they are dealt to clients: tensors or NumPy arrays, which become tensors, or a tree of them (a
+    tuple, dictionary or dataclass with a row a sample in each). `num_classes` None means regression."""
 
     name: str
-    inputs: Tensor  # [n, ...] float32, or int64 tokens
-    targets: Tensor  # [n] int64 classes, or [n, outputs] float32
+    inputs: Tree  # [n, ...] float32, or int64 tokens
+    targets: Tree  # [n] int64 classes, or [n, outputs] float32
     num_classes: int | None
-    test_inputs: Tensor | None = None  # a central test set, if the source has one
-    test_targets: Tensor | None = None
+    test_inputs: Tree | None = None  # a central test set, if the source has one
+    test_targets: Tree | None = None
     groups: NDArray[np.int64] | None = None  # [n] the natural client of every sample, 0..G-1
     test_groups: NDArray[np.int64] | None = None  # the same for the central test set
     facts: dict[str, object] = field(default_factory=dict)  # what a generator knows: optimum, true components, ...
@@ -42,20 +64,20 @@ class Dataset(Spelt):
     def __post_init__(self) -> None:
         for name in ("inputs", "targets", "test_inputs", "test_targets"):
             if (values := getattr(self, name)) is not None:
-                object.__setattr__(self, name, as_tensor(f"dataset {self.name}: {name}", values))
+                object.__setattr__(self, name, as_tree(f"dataset {self.name}: {name}", values))
         for label, inputs, targets in (
             ("training", self.inputs, self.targets),
             ("test", self.test_inputs, self.test_targets),
         ):
             if inputs is None or targets is None:
                 continue
-            if len(inputs) != len(targets):
-                raise UserError(f"dataset {self.name}: {len(inputs)} {label} inputs but {len(targets)} targets")
+            if (count := trees.rows(inputs)) != (given := trees.rows(targets)):
+                raise UserError(f"dataset {self.name}: {count} {label} inputs but {given} targets")
             for part, tensor in (("inputs", inputs), ("targets", targets)):
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                if not trees.finite(tensor):
                     raise UserError(
                         f"dataset {self.name}: {label} {part} contain NaN or infinity; clean the data first"
                     )
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return trees.rows(self.inputs)

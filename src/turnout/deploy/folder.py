@@ -35,6 +35,7 @@ from torch import Tensor
 
 from turnout.clients.availability import Always
 from turnout.clients.population import Population
+from turnout.core import trees
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors, write_text
 from turnout.core.ragged import Ragged
@@ -198,7 +199,7 @@ def write_shard(path: Path, population: Population, client: int, classes: int | 
     rows = _rows(population, client)
     own = np.unique(np.concatenate(list(rows.values())))
     index = torch.as_tensor(own.astype(np.int64))
-    tensors = {"inputs": population.inputs[index], "targets": population.targets[index]}
+    tensors = {"inputs": trees.at(population.inputs, index), "targets": trees.at(population.targets, index)}
     tensors |= {name: torch.as_tensor(np.searchsorted(own, row)) for name, row in rows.items()}
     _write(path, tensors, classes)
 
@@ -213,7 +214,8 @@ def read_shard(path: Path) -> tuple[Dataset, Population]:
 
 def write_outline(path: Path, population: Population, classes: int | None) -> None:
     """What the server may know: what a sample looks like, and the central test set."""
-    tensors = {"inputs": torch.zeros_like(population.inputs[:1]), "targets": torch.zeros_like(population.targets[:1])}
+    pools = {"inputs": population.inputs, "targets": population.targets}
+    tensors = {name: trees.map_leaves(lambda leaf: torch.zeros_like(leaf[:1]), pool) for name, pool in pools.items()}
     if population.central is not None:
         tensors |= {"central_inputs": population.central[0], "central_targets": population.central[1]}
     _write(path, tensors, classes)

@@ -30,8 +30,9 @@ from turnout.engine.layers import (
 )
 from turnout.local.sgd import Named
 from turnout.task.dropout import KeyedDropout
+from turnout.task.losses import LOSSES, SampleFunction
 from turnout.task.models import Reshape
-from turnout.task.task import LOSSES, SampleFunction, Task
+from turnout.task.task import Task
 
 
 class NoChainError(ValueError):

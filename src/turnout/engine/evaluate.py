@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from turnout.clients.population import Population
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.statistics import OVER_CLIENTS
+from turnout.core.trees import Tree
 from turnout.engine.batches import Jobs
 from turnout.engine.plan import MIB
 from turnout.engine.store import ClientStore
@@ -32,15 +33,16 @@ FloatArray = NDArray[np.float64]
 
 
 @torch.no_grad()
-def sample_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor, chunk: int) -> dict[str, FloatArray]:
+def sample_measures(task: Task, model: Tensor, inputs: Tree, targets: Tree, chunk: int) -> dict[str, FloatArray]:
     """Measure every sample, `[n]` by name, but for measures that look at other samples."""
     separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
-    if not separate or not len(inputs):
+    if not separate or not trees.rows(inputs):
         return {name: np.zeros(0) for name in separate}
     parts = []
-    for start in range(0, len(inputs), chunk):
-        outputs = task.outputs(model, inputs[start : start + chunk])
-        parts.append(task.measures(outputs, targets[start : start + chunk], leave_out=task.coupled))
+    for start in range(0, trees.rows(inputs), chunk):
+        some = slice(start, start + chunk)
+        outputs = task.outputs(model, trees.at(inputs, some))
+        parts.append(task.measures(outputs, trees.at(targets, some), leave_out=task.coupled))
     return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
 
 
@@ -51,12 +53,12 @@ def check_separate(task: Task) -> None:
 
 
 @torch.no_grad()
-def set_measures(task: Task, model: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+def set_measures(task: Task, model: Tensor, inputs: Tree, targets: Tree) -> dict[str, float]:
     """Take the measures that look at other samples, of all these at once."""
     return _means(task, task.outputs(model, inputs), targets, task.coupled) if task.coupled else {}
 
 
-def _means(task: Task, outputs: Tensor, targets: Tensor, names: Collection[str]) -> dict[str, float]:
+def _means(task: Task, outputs: Tree, targets: Tree, names: Collection[str]) -> dict[str, float]:
     leave_out = {"loss", *task.metrics}.difference(names)
     return {name: float(values.double().mean()) for name, values in task.measures(outputs, targets, leave_out).items()}
 
@@ -113,11 +115,11 @@ class Evaluator:
         rows, local = self._used
         inputs, targets = self.cohort.inputs, self.cohort.targets
         if rows is not None:
-            inputs, targets = inputs.index_select(0, rows), targets.index_select(0, rows)
+            inputs, targets = trees.take(inputs, rows), trees.take(targets, rows)
         cohort, task = self.cohort, self.cohort.task
 
         def together(_: int, rows: Tensor) -> dict[str, float]:
-            return set_measures(task, model, cohort.inputs[rows], cohort.targets[rows])
+            return set_measures(task, model, trees.at(cohort.inputs, rows), trees.at(cohort.targets, rows))
 
         with cohort.all_threads():
             scored = sample_measures(task, model, inputs, targets, self.chunk)
@@ -141,7 +143,7 @@ class Evaluator:
     def _used(self) -> tuple[Tensor | None, Ragged]:
         """Find the rows of the pool that these clients hold (None: all of them), and index into those."""
         used = np.unique(self.index.values)
-        if len(used) == len(self.cohort.inputs):
+        if len(used) == trees.rows(self.cohort.inputs):
             return None, self.index
         rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
         return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
@@ -165,7 +167,7 @@ class Evaluator:
             padded = torch.as_tensor(self.index.rows(rows).padded(longest), device=cohort.plan.device).long()
             for begin in range(0, longest, width):
                 part = padded[:, begin : begin + width]
-                inputs, targets = cohort.inputs[part], cohort.targets[part]
+                inputs, targets = trees.at(cohort.inputs, part), trees.at(cohort.targets, part)
                 with cohort.on_device():
                     outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
                 real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
@@ -183,8 +185,8 @@ class Evaluator:
         cohort, task = self.cohort, self.cohort.task
         prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
         state = {name: values[0] for name, values in prepared.items()}
-        outputs = personal.work.predict(task, model, state, cohort.inputs[rows])
-        return _means(task, outputs, cohort.targets[rows], ("loss", *task.metrics))
+        outputs = personal.work.predict(task, model, state, trees.at(cohort.inputs, rows))
+        return _means(task, outputs, trees.at(cohort.targets, rows), ("loss", *task.metrics))
 
     def _prepared_bytes(self, personal: Personal) -> int:
         """Bound the bytes that a client's preparation takes."""

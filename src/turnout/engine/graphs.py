@@ -21,6 +21,7 @@ from torch import Tensor
 
 from turnout.core.errors import UserError
 from turnout.core.ragged import Picked, Ragged
+from turnout.core.trees import Tree
 from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
 from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
@@ -83,7 +84,7 @@ class Call(NamedTuple):
 
 
 class GraphedSGD(PlainSGD):
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+    def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan, chain: Chain | None) -> None:
         super().__init__(task, inputs, targets, plan, chain)
         self._space: dict[str, Tensor] = {}  # flat
         self._captured: OrderedDict[tuple[Any, ...], tuple[Callable[[], Any], Any]] = OrderedDict()
@@ -91,8 +92,12 @@ class GraphedSGD(PlainSGD):
         self._pool: Any = None
         self._indices: dict[int, tuple[NDArray[np.integer], Tensor]] = {}  # by identity: with it here and there
         self._messages = 0
-        self._read = torch.zeros(1, dtype=torch.int64, pin_memory=inputs.is_cuda)  # the last message that was read
+        self._read = torch.zeros(1, dtype=torch.int64, pin_memory=self._on_cuda)  # the last message that was read
         self._last_read = self._read.numpy()
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.plan.device != "cpu"
 
     def train(self, jobs: Jobs, size: Size) -> Tensor:
         work, models, received, keys, samples = jobs.work, jobs.models, jobs.received, jobs.keys, jobs.samples
@@ -153,7 +158,7 @@ class GraphedSGD(PlainSGD):
     ) -> Tensor:
         """Replay a training and give what the clients' parameters move by; `body` is needed the first time."""
         start = (
-            begins.to(self.inputs.device, self.plan.dtype).contiguous()
+            begins.to(self.plan.device, self.plan.dtype).contiguous()
             if call.start is None
             else call.start.copy_(begins)
         )
@@ -166,9 +171,10 @@ class GraphedSGD(PlainSGD):
 
     def _in_one_kernel(self, batch: int) -> bool:
         """Say whether one kernel takes all steps: those of a single layer that is small enough, with tf32."""
-        labelled = self.targets.ndim == 1 and type(self.task) is Task
-        labelled &= self.inputs.is_contiguous() and self.targets.is_contiguous()
-        if self.chain is None or not self.chain.logistic or not labelled or not self.inputs.is_cuda or not HAS_TRITON:
+        if self.chain is None or not self.chain.logistic or type(self.task) is not Task:
+            return False
+        lies_well = self.targets.ndim == 1 and self.inputs.is_contiguous() and self.targets.is_contiguous()
+        if not lies_well or not self._on_cuda or not HAS_TRITON:
             return False
         from turnout.engine import logistic
 
@@ -189,7 +195,7 @@ class GraphedSGD(PlainSGD):
 
     def _await_reading(self) -> None:
         """Wait until the device has read the message before; as a rule that was long ago."""
-        if self._last_read[0] != self._messages and self.inputs.is_cuda:
+        if self._last_read[0] != self._messages and self._on_cuda:
             torch.cuda.current_stream(self.plan.device).synchronize()
 
     def _tell(
@@ -247,7 +253,7 @@ class GraphedSGD(PlainSGD):
             self._captured.clear()  # they work at the old addresses
             self._known.clear()
             self._pool = None
-            pinned = device == "cpu" and self.inputs.is_cuda
+            pinned = device == "cpu" and self._on_cuda
             flat = self._space[name] = torch.zeros(wanted, dtype=dtype, device=device, pin_memory=pinned)
         return flat[:wanted].view(shape)
 
@@ -303,7 +309,7 @@ class GraphedSGD(PlainSGD):
         if len(self._captured) > KEPT:
             self._captured.popitem(last=False)
             self._known.clear()
-        if self.inputs.is_cuda:
+        if self._on_cuda:
             torch.cuda.current_stream(self.plan.device).synchronize()
         return True
 

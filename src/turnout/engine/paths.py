@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from torch import nn
 
+from turnout.core.errors import UserError
 from turnout.engine import plain_sgd
 from turnout.engine.chain import Chain, NoChainError
 from turnout.engine.plan import Plan
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 
@@ -46,6 +48,10 @@ def select_path(
 ) -> Path:
     """Choose the path of a local work of which the numbers named in `own` differ between clients. The task has been
     examined; `chain` is what `chain_or_reason` says of it, where that is known already."""
+    if isinstance(local, PythonWork):
+        if plan.engine == "ray":
+            raise UserError(f"engine.engine: ray does not carry out a Python function ({local.called}); take auto")
+        return Path(THREADS, f"the work is a Python function, {local.called}")
     if plan.engine == "ray":
         there = select_path(task, local, own, replace(plan, engine="auto"), chain)
         return Path(RAY, f"engine.engine is ray; its workers take {there}")

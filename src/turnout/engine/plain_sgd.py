@@ -10,6 +10,7 @@ steps one after another, each by what the samples count for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from turnout.core import trees
 from turnout.core.threads import threads
+from turnout.core.trees import Tree
 from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
@@ -114,11 +117,12 @@ class State:
 class PlainSGD:
     """Carry plain local SGD out for a task, on pools of samples."""
 
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan, chain: Chain | None) -> None:
+    def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan, chain: Chain | None) -> None:
         self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
-        self.keyed = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())  # whether steps draw
+        dropout = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())
+        self.keyed = dropout or task.draws  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
-        self.background = Background()
+        self.background, self.sample_bytes = Background(), trees.row_bytes(inputs)
 
     def train(self, jobs: Jobs, size: Size) -> Tensor:
         """Train C clients, sorted by their number of steps, to their end: `[C, P]` what their parameters have moved
@@ -214,7 +218,9 @@ class PlainSGD:
                 (slice(active), number if part.shape[1] > 1 else 0) for part in (course.rows, course.weights)
             )
             rows = course.rows[place]
-            inputs, targets = (part[place] for part in gathered) if at_once else (take(pool, rows) for pool in pools)
+            inputs, targets = (
+                (some(part, place) for part in gathered) if at_once else (take(pool, rows) for pool in pools)
+            )
             batch = Batch(inputs, targets, course.weights[counts], rows, course.keys[:active, number], number)
             self.step(running, lr[:active] if isinstance(lr, Tensor) else lr, batch)
         for layer in state.factored.values():
@@ -228,7 +234,7 @@ class PlainSGD:
 
     def at_once(self, rows: Tensor) -> bool:
         """Say whether there is room for all these samples at once."""
-        return rows.numel() * self.inputs[:1].numel() * self.inputs.element_size() <= GATHER_AT_ONCE
+        return rows.numel() * self.sample_bytes <= GATHER_AT_ONCE
 
     def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
         """Begin from models `[C, P]`, views of one if `shared`, for so many samples to come, if that is known."""
@@ -251,7 +257,7 @@ class PlainSGD:
 
     def new(self, name: str, shape: torch.Size, dtype: torch.dtype | None = None) -> Tensor:
         """Make room for what is called so."""
-        return self.inputs.new_empty(shape, dtype=dtype or self.plan.dtype)
+        return torch.empty(shape, dtype=dtype or self.plan.dtype, device=self.plan.device)
 
     def steady(self, name: str, tensor: Tensor) -> Tensor:
         """Convert a tensor that will not change to the precision between layers."""
@@ -286,7 +292,7 @@ class PlainSGD:
         if self.chain is not None:
             state, moved = self.begin(received[None], True, samples), torch.empty_like(received)[None]
             for batch in batches:
-                parts = {name: getattr(batch, name)[None] for name in ("inputs", "targets", "weights", "key")}
+                parts = {name: trees.at(getattr(batch, name), None) for name in ("inputs", "targets", "weights", "key")}
                 self.step(state, lr, batch._replace(**parts))
             self.difference(state, received[None], moved)
             return moved[0]
@@ -294,7 +300,7 @@ class PlainSGD:
         for batch in batches:
             for own, weights, key in task.models(layers, batch.weights, batch.key):
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
-                with torch.enable_grad():
+                with torch.enable_grad(), task.held() if task.recomputes else nullcontext():
                     loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
                     gradients = torch.autograd.grad(loss, list(leaves.values()))
                 for layer, gradient in zip(own.values(), gradients, strict=True):
@@ -312,12 +318,19 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
 
 
-def take(pool: Tensor, rows: Tensor) -> Tensor:
-    """Gather rows of the pool, `[*rows.shape, ...]`."""
+def take(pool: Tree, rows: Tensor) -> Tree:
+    """Gather rows of the pool, `[*rows.shape, ...]` of every tensor."""
+    if not isinstance(pool, Tensor):
+        return trees.take(pool, rows)
     return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
 
 
-def _objective(task: Task, named: Named, inputs: Tensor, targets: Tensor, weights: Tensor, key: Tensor) -> Tensor:
+def some(samples: Tree, place: Any) -> Tree:
+    """Index every tensor of some samples."""
+    return samples[place] if isinstance(samples, Tensor) else trees.at(samples, place)
+
+
+def _objective(task: Task, named: Named, inputs: Tree, targets: Tree, weights: Tensor, key: Tensor) -> Tensor:
     return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
 
 
@@ -328,7 +341,7 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
     ordinary backward pass through the sum of all losses: clients share no parameters, so it holds the same gradients.
     """
     arguments = (batch.inputs, batch.targets, batch.weights, batch.key)
-    if not batch.inputs.is_cuda:
+    if not batch.key.is_cuda:
         gradients: Named = vmap(grad(partial(_objective, task)))(layers, *arguments)
         return gradients.values()
     leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from turnout.core import trees
 from turnout.core.errors import UserError
 from turnout.core.imports import extra, optional
 from turnout.engine.plan import Plan
@@ -81,7 +82,9 @@ class RayPool:
         there = replace(cohort.plan, device=device)
         needs = {"num_cpus": 0 if plan.address in LOCAL else plan.threads, "num_gpus": int(device != "cpu")}
         actor = ray.remote(**needs, max_restarts=0)(Worker)
-        samples = [ray.put(pool.cpu().numpy()) for pool in (cohort.inputs, cohort.targets)]
+        samples = [
+            ray.put(trees.map_leaves(lambda leaf: leaf.cpu().numpy(), pool)) for pool in (cohort.inputs, cohort.targets)
+        ]
         task = ray.put(cohort.task.to("cpu"))
         self._actors = [actor.remote(task, *samples, there) for _ in range(self._count(plan, device))]
         self.workers = list(range(len(self._actors)))

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from turnout.core.errors import UserError
 from turnout.core.threads import threads
+from turnout.core.trees import Tree
 from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Answer, Block
 from turnout.engine.engine import Engine, Results, train_jobs
@@ -88,8 +90,9 @@ class Brought(NamedTuple):
 class Worker:
     """Hold the samples, and the vectors of blocks that it has trained."""
 
-    def __init__(self, task: Task, inputs: NDArray[Any], targets: NDArray[Any], plan: Plan) -> None:
-        self.cohort = Cohort(task, _tensor(inputs), _tensor(targets), plan)
+    def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan) -> None:
+        inputs, targets = (pytree.tree_map(_tensor, pool) for pool in (inputs, targets))  # of arrays
+        self.cohort = Cohort(task, inputs, targets, plan)
         self.blocks: dict[int, Block] = {}
 
     def train(
@@ -242,7 +245,8 @@ class RemoteEngine(Engine):
 
         def answer() -> Tensor:
             try:
-                return self.cohort.place(torch.tensor(pool.answer(asked)))
+                found: Tensor = self.cohort.place(torch.tensor(pool.answer(asked)))
+                return found
             except LostError as why:
                 if self._pool is pool:
                     self._run(self._lost(worker, why))

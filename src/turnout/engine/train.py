@@ -22,21 +22,25 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from turnout.core import trees
 from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.threads import threads
+from turnout.core.trees import Tree
 from turnout.engine import paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, take
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
 from turnout.engine.plan import Plan, computing_on
+from turnout.engine.python_path import Caller
 from turnout.local import job, reports
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
-FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+FiveParts = tuple[Tree, Tree, Tensor, Tensor, Tensor]
 _LENGTHS = {"steps", "epochs"}  # options that say how much a client does
 
 
@@ -52,6 +56,11 @@ class Trained:
     apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
+def _as_convolved(inputs: Tensor) -> Tensor:
+    """Lay images out as a CPU convolves them fastest."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+
 def _rows(tree: Any, rows: slice) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
@@ -59,13 +68,13 @@ def _rows(tree: Any, rows: slice) -> Any:
 class Cohort:
     """Trains the clients of a task: holds it, their samples on its device, and a resolved plan."""
 
-    def __init__(self, task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> None:
+    def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan) -> None:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
         self.inputs = self.place(inputs)
         self.targets = self.place(targets)
-        self.sample_bytes = self.inputs[:1].numel() * self.inputs.element_size()
+        self.sample_bytes = trees.row_bytes(self.inputs)
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
@@ -82,9 +91,11 @@ class Cohort:
             self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
         self.plan = plan = replace(plan, convolution=self.trial.form)
         self._last_size: tuple[LocalSGD, tuple[Any, ...], tuple[Size, Path]] | None = None
-        self._chain = paths.chain_or_reason(self.task, plan)
+        trees_given = not isinstance(self.inputs, Tensor) or not isinstance(self.targets, Tensor)
+        self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
         kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
         self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
+        self._caller = Caller(self.task, self.inputs, self.targets, plan)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -93,9 +104,10 @@ class Cohort:
         """Compute on the plan's device, as precisely as the plan says."""
         return computing_on(self.plan, self._may_attend)
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """Place a tensor on the engine's device, in its precision."""
-        return tensor.to(self.plan.device, self.plan.dtype if tensor.is_floating_point() else None)
+    def place(self, tree: Tree) -> Tree:
+        """Place tensors on the engine's device, in its precision."""
+        device, dtype = self.plan.device, self.plan.dtype
+        return trees.map_leaves(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None), tree)
 
     @property
     def works_ahead(self) -> bool:
@@ -131,6 +143,8 @@ class Cohort:
         run = self._sequential if path.name == THREADS else self._vectorised
         if path.whole:
             run = self._steps_alone
+        elif isinstance(jobs.work, PythonWork):
+            run = self._caller.train
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
@@ -281,7 +295,7 @@ class Cohort:
         def start(option: Named, received: Tensor, state: Named, local: Any) -> Any:
             return job.begin(work.bind(option), task, received, state, self._client(chunk, local))
 
-        def step(option: Named, params: Tensor, carry: Any, batch: FiveTensors, number: int) -> Any:
+        def step(option: Named, params: Tensor, carry: Any, batch: FiveParts, number: int) -> Any:
             return job.advance(work.bind(option), task, params, carry, Batch(*batch, number))
 
         def finish(option: Named, received: Tensor, params: Tensor, carry: Any, state: Named, local: Any) -> Any:
@@ -296,7 +310,7 @@ class Cohort:
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 place = slice(active), drawn.stored(number)
                 inputs, targets = (
-                    (part[place] for part in gathered)
+                    (some(part, place) for part in gathered)
                     if at_once
                     else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
                 )
@@ -314,7 +328,7 @@ class Cohort:
         ended: list[Any] = []  # parameters and carry of clients that have done all their steps
         running = options
         for batch in mini_batches() if not plain else ():
-            active = len(batch.inputs)
+            active = len(batch.weights)
             if active < len(params):
                 ended.append(_rows((params, carry), slice(active, None)))
                 params, carry, running = _rows((params, carry, running), slice(active))
@@ -350,10 +364,9 @@ class Cohort:
                 for number in range(int(steps[i])):
                     stored = drawn.stored(number)
                     size = sizes[i][stored]
-                    inputs, targets = (p.index_select(0, rows[i, stored, :size]) for p in (self.inputs, self.targets))
-                    if inputs.ndim == 4:  # images: the layout a CPU convolves fastest
-                        inputs = inputs.contiguous(memory_format=torch.channels_last)
-                    weights = inputs.new_full((size,), 1 / size, dtype=self.plan.dtype)
+                    inputs, targets = (take(p, rows[i, stored, :size]) for p in (self.inputs, self.targets))
+                    inputs = trees.map_leaves(_as_convolved, inputs)
+                    weights = received.new_full((size,), 1 / size)
                     positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
                     yield Batch(inputs, targets, weights, positions, key, number)
 

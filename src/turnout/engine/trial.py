@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.core.ragged import Ragged
+from turnout.core.trees import Tree
 from turnout.engine.batches import Jobs, Size
 from turnout.engine.chain import Chain
 from turnout.engine.convolutions import FORMS, HAS_TRITON
@@ -40,12 +41,18 @@ class Trial(NamedTuple):
     seconds: dict[str, float]  # of every form that was tried, now or for an earlier run; empty where none was
 
 
-def convolution(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> Trial:
+def convolution(task: Task, inputs: Tree, targets: Tree, plan: Plan) -> Trial:
     """Take the plan's form of convolution; where it says `auto`, choose one."""
     if plan.convolution != "auto":
         return Trial(plan.convolution, {})
     convolves = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
-    if plan.device == "cpu" or plan.kernels == "general" or not convolves or Chain.of(task, "patches") is None:
+    if (
+        plan.device == "cpu"
+        or plan.kernels == "general"
+        or not convolves
+        or not isinstance(inputs, Tensor)
+        or Chain.of(task, "patches") is None
+    ):
         return Trial("client_by_client", {})
     device = torch.cuda.get_device_name(plan.device)
     about = f"{task.module} {tuple(inputs.shape[1:])} {plan.precision} {device} torch {torch.__version__}"

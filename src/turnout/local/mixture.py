@@ -24,7 +24,9 @@ from torch import Tensor
 from turnout.core.allowed import Count, Positive, Range
 from turnout.core.errors import UserError
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
-from turnout.task.task import LOSSES, Task
+from turnout.task.calls import Passes
+from turnout.task.losses import LOSSES
+from turnout.task.task import Task
 from turnout.theory.mirror import floored, mirror_step
 
 Outputs = Literal["logits", "values"]
@@ -127,8 +129,12 @@ class MixtureTask(Task):
         if "loss" in one.coupled:
             raise UserError(f"algorithm: a mixture weighs the losses of single samples, and {one.alone}")
         self.loss, self.metrics, self.layer_shapes = one.loss, one.metrics, one.layer_shapes
-        self.coupled, self.alone = one.coupled, one.alone
+        self.coupled, self.alone, self.draws, self.recomputes = one.coupled, one.alone, one.draws, one.recomputes
         return total
+
+    @property
+    def _passes(self) -> Passes:
+        return self.component._passes
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """Make the state of a `torch.nn.ModuleList` over the components."""

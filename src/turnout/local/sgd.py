@@ -25,8 +25,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from turnout.core import trees
 from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
+from turnout.core.trees import Tree
 from turnout.local import reports, transforms
 from turnout.local.exchange import Exchange
 from turnout.local.modifiers import Modifier
@@ -40,8 +42,8 @@ _Length = Annotated[int, Range(0, 10**9)]
 class Batch(NamedTuple):
     """One mini-batch of one client. Padding has weight 0; the weights of real samples sum to 1."""
 
-    inputs: Tensor  # [B, ...]
-    targets: Tensor  # [B, ...]
+    inputs: Tree  # [B, ...]
+    targets: Tree  # [B, ...]
     weights: Tensor  # [B]
     positions: Tensor  # [B] which of the client's samples: rows of what `ClientData.scan` returned
     key: Tensor  # int64 scalar: the randomness of this step (dropout)
@@ -53,8 +55,8 @@ class Batch(NamedTuple):
 class ClientData:
     """All samples of one client at the time its job starts."""
 
-    inputs: Tensor  # the pool shared by all clients
-    targets: Tensor
+    inputs: Tree  # the pool shared by all clients
+    targets: Tree
     index: Tensor  # [n_max] rows of the pool; beyond `count` it is padding
     weights: Tensor  # [n_max] 1 for a sample, 0 for padding
     count: Tensor  # scalar
@@ -62,12 +64,12 @@ class ClientData:
     chunk: int  # samples a scan looks at in one go
     scores: Tensor | None = None  # [n_max, ...] where the work gives every sample one; 0 for padding
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def chunks(self) -> Iterator[tuple[Tree, Tree, Tensor]]:
         """Yield inputs, targets and weights of all samples, some at a time."""
         for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
-            yield self.inputs[index], self.targets[index], weights
+            yield trees.at(self.inputs, index), trees.at(self.targets, index), weights
 
-    def scan(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def scan(self, function: Callable[[Tree, Tree], Tensor]) -> Tensor:
         """Map `function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.
 
         Rows of padding are zero, so that a sum over rows is a sum over the client's samples.

@@ -18,6 +18,7 @@ from turnout.clients.columns import PerClient, column
 from turnout.core import random
 from turnout.core.allowed import Count, Positive, Range, Share
 from turnout.core.errors import UserError, check_room
+from turnout.core.trees import Tree
 from turnout.local.answers import ProfileReport
 from turnout.local.profile import profile_of
 from turnout.sampling._sampler import DEFAULT_SIZE, FloatArray, IntArray, Sampler, Selection, in_proportion
@@ -123,12 +124,18 @@ class Profiled(Sampler):
         if self.reference is None and server.whole_population.central is None:
             raise UserError("sampler.reference: the server holds no data; take a dataset with a test set, or give it")
         if self.reference is None:
-            return server.central[0]
-        shape, given = server.cohort.inputs.shape[1:], torch.as_tensor(self.reference)
+            return self._tensor(server.central[0])
+        shape, given = self._tensor(server.cohort.inputs).shape[1:], torch.as_tensor(self.reference)
         if not given.numel() or given.numel() % shape.numel() or not bool(torch.isfinite(given).all()):
             wanted = f"samples of {shape.numel()} finite numbers each"
             raise UserError(f"sampler.reference: {given.numel()} values are no {wanted}")
-        return server.cohort.place(given.reshape(-1, *shape))
+        return self._tensor(server.cohort.place(given.reshape(-1, *shape)))
+
+    @staticmethod
+    def _tensor(inputs: Tree) -> Tensor:
+        if not isinstance(inputs, Tensor):
+            raise UserError("sampler.name: profiled looks at inputs that are one tensor, and these are a tree of them")
+        return inputs
 
     def _due(self, server: Server) -> IntArray:
         """Who is online and has to send a profile before it can be drawn."""

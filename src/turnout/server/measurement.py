@@ -12,6 +12,7 @@ from torch import Tensor
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.trees import Tree
 from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class Measurement:
 
     def __init__(self, evaluators: dict[str, Evaluator]) -> None:
         self.evaluators = evaluators  # by split
-        self._central: tuple[Tensor, Tensor] | None = None
+        self._central: tuple[Tree, Tree] | None = None
 
-    def central(self, server: Server) -> tuple[Tensor, Tensor]:
+    def central(self, server: Server) -> tuple[Tree, Tree]:
         """Place inputs and targets of the central test set where the engine computes."""
         if self._central is None:
             assert server.whole_population.central is not None

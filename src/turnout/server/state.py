@@ -114,7 +114,8 @@ def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
 
 def _values(part: LocalSGD | Modifier) -> tuple[dict[str, Any], Named]:
     """Separate numbers and words from tensors."""
-    values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "modifiers"}
+    saved = (each.name for each in fields(part) if each.name != "modifiers" and each.metadata.get("saved", True))
+    values = {name: getattr(part, name) for name in saved}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if name not in tensors}
     for name, value in plain.items():

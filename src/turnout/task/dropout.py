@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from turnout.core.errors import UserError
 from turnout.core.random import GOLDEN, mix
 
 
@@ -69,22 +68,14 @@ _KEYED: dict[type[nn.Module], type[KeyedDropout]] = {
 }
 
 
-def key_dropout(module: nn.Module, prefix: str = "") -> None:
+def key_dropout(module: nn.Module) -> None:
     """Replace the dropout layers inside `module`, each place by a layer of its own. A subclass with a `forward` of its
-    own is left as it is; what cannot be replaced is refused."""
+    own is left as it is: what it draws is drawn as by any function (`turnout.task.draws`)."""
     for name, child in list(module._modules.items()):
         if child is None:
             continue
-        path = f"{prefix}{name}"
-        if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise UserError(f"model: layer {path} is {type(child).__name__}, which cannot be replayed; use nn.Dropout")
         keyed = next((to for kind, to in _KEYED.items() if type(child).forward is kind.forward), None)
         if keyed is not None and isinstance(child, _DropoutNd):
             setattr(module, name, keyed(child.p, child.inplace))
-        elif isinstance(own := getattr(child, "dropout", None), float) and own > 0:
-            raise UserError(
-                f"model: layer {path} draws its own dropout, which cannot be replayed; set its dropout to 0 "
-                "and add an nn.Dropout layer"
-            )
         else:
-            key_dropout(child, f"{path}.")
+            key_dropout(child)

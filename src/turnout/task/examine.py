@@ -2,10 +2,13 @@
 
 In training mode and in evaluation mode, from the initial model slightly moved:
 
-- a pass gives the same outputs when it is repeated;
-- neither the model nor a measure draws from a global generator: torch's, NumPy's or Python's;
+- a pass gives the same outputs when it is repeated, draws of the same key among them;
+- neither the model nor a measure draws from a global generator: torch's where no key can take its place
+  (`turnout.task.draws`), NumPy's or Python's;
 - no pass changes a buffer, or a parameter that is not trained;
-- it is noted which measures look at the other samples of their batch, and whether clients can be computed together.
+- it is noted whether the model draws by functions, whether it is called again for its gradient (checkpointing), which
+  measures look at the other samples of their batch, and whether clients can be computed together: one gradient of two
+  clients is tried.
 
 What a model does only with other samples, or only later, is not seen.
 """
@@ -13,8 +16,7 @@ What a model does only with other samples, or only later, is not seen.
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,17 +26,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from turnout.core.errors import UserError
+from turnout.core import trees
+from turnout.core.errors import UserError, reason
+from turnout.core.trees import Tree
+from turnout.task.trial import Trial
 
 if TYPE_CHECKING:
     from turnout.task.task import Task
 
-Measure = Callable[[Tensor, Tensor], Tensor]
+Measure = Callable[[Any, Tree], Tensor]
 
 PASSED = 4  # samples that the model is given
 MEASURED = 64  # samples, spread over all, whose targets the measures are given
 CLOSE = 1e-3, 1e-5  # values that differ by at most these shares of themselves and of the largest are the same
 ROUGHLY = 5e-2, 5e-2  # where products may be rounded to few bits
+_INSTEAD = "draw there with functions of torch alone (dropout, torch.rand and the like), in training mode"
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
@@ -44,10 +50,12 @@ class Findings(NamedTuple):
     measures: dict[str, Measure]  # each gives one value a sample
     coupled: frozenset[str]  # those whose value of a sample depends on the others of its batch
     alone: str  # why clients are computed one after another; "": they need not be
+    draws: bool  # whether the model's functions draw in training
+    recomputes: bool  # whether parts of it are called again while gradients are computed
 
 
 @torch.no_grad()
-def examine(task: Task, inputs: Tensor, targets: Tensor) -> Findings:
+def examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     """Examine a task on its samples `[n, ...]`, or refuse it."""
     with _put_back(task.module):
         return _examine(task, inputs, targets)
@@ -65,25 +73,19 @@ def _put_back(module: nn.Module) -> Iterator[None]:
             layer._buffers.update(buffers)
 
 
-def _examine(task: Task, inputs: Tensor, targets: Tensor) -> Findings:
-    rows, device = _telling(targets), inputs.device
+def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
+    device = task.initial.device
+    rows = _telling(targets, device)
     few = rows[torch.arange(PASSED, device=device) * len(rows) // PASSED]
-    x, params = inputs[few], task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
-    close, couples = CLOSE if device.type == "cpu" and not task.bfloat16 else ROUGHLY, ""
-    for mode, key in (("training", torch.ones((), dtype=torch.int64, device=device)), ("evaluation", None)):
-        with draws_nothing(f"model: its forward pass in {mode} mode", device), _changes_nothing(task):
-            once, again, fewer = (_passed(task, params, part, key) for part in (x, x, x[:2]))
-        if _differ(once, again, close):
-            raise UserError(
-                f"model: the same samples give other outputs when they are passed again in {mode} mode; "
-                "a pass must depend on its inputs and the parameters alone"
-            )
-        if _differ(once[:2], fewer, close):
-            couples = "the model looks at the other samples of a batch"
-    if len(once) == PASSED:
-        outputs, seen = once[torch.arange(len(rows), device=device) % PASSED], targets[rows]
+    x, y = trees.at(inputs, few), trees.at(targets, few)
+    params = task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
+    close = CLOSE if device.type == "cpu" and not task.bfloat16 else ROUGHLY
+    outputs, couples = _pass_twice(task, params, x, close)
+    if all(leaf.ndim and len(leaf) == PASSED for leaf in _tensors_of(outputs)):
+        repeated = torch.arange(len(rows), device=device) % PASSED
+        outputs, seen = trees.at(outputs, repeated), trees.at(targets, rows)
     else:
-        outputs, seen, couples = once, targets[few], "the model's outputs have no row for each sample"
+        seen, couples = y, "the model's outputs have no row for each sample"
     measures, coupled = dict[str, Measure](), set[str]()
     for name, measure in {"loss": task.loss, **task.metrics}.items():
         option = "task.loss" if name == "loss" else f"task.metrics: {name}"
@@ -93,44 +95,78 @@ def _examine(task: Task, inputs: Tensor, targets: Tensor) -> Findings:
             coupled.add(name)
     if "loss" in coupled:
         couples = couples or "the loss looks at the other samples of a batch"
-    why = couples or _cannot_map(task, measures["loss"], params, x, targets[few])
-    return Findings(measures, frozenset(coupled), why)
+    if not task.has_gradients:
+        return Findings(measures, frozenset(coupled), couples, False, False)
+    trial = Trial(task, measures["loss"], params, x, y, close)
+    with draws_nothing("model: its gradient", device):
+        recomputes = trial.recomputes()
+        alone = couples or trial.cannot_map()
+    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes)
 
 
-def _telling(targets: Tensor) -> Tensor:
+def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str]:
+    """Pass samples in both modes: what comes out, and why samples of a batch depend on each other, if they do."""
+    couples = ""
+    for mode, key in (("training", torch.ones((), dtype=torch.int64, device=params.device)), ("evaluation", None)):
+        with draws_nothing(f"model: its forward pass in {mode} mode", params.device), _changes_nothing(task):
+            passes = [_passed(task, params, part, key) for part in (x, x, trees.at(x, slice(2)))]
+        once, again, fewer = (_tensors_of(outputs) for outputs in passes)
+        if _differ(once, again, close):
+            raise UserError(
+                f"model: the same samples give other outputs when they are passed again in {mode} mode; "
+                "a pass must depend on its inputs and the parameters alone"
+            )
+        if all(leaf.ndim and len(leaf) == PASSED for leaf in once) and _differ([o[:2] for o in once], fewer, close):
+            couples = "the model looks at the other samples of a batch"
+    return passes[0], couples
+
+
+def _tensors_of(outputs: Any) -> list[Tensor]:
+    """List what a model returns."""
+    return trees.leaves(trees.known(outputs))
+
+
+def _telling(targets: Tree, device: torch.device) -> Tensor:
     """At least two rows, spread over all samples, and those of the smallest and the largest of each target: a rare
     event is among them."""
-    count = len(targets)
-    spread = torch.arange(min(count, MEASURED), device=targets.device) * count // min(count, MEASURED)
-    flat = targets.reshape(count, -1).to(torch.int8 if targets.dtype == torch.bool else targets.dtype)
-    ends = [flat.argmin(0), flat.argmax(0)] if flat.shape[1] <= MEASURED else []
-    rows: Tensor = torch.cat([spread, *ends]).unique()  # type: ignore[no-untyped-call]
+    count = trees.rows(targets)
+    chosen = [torch.arange(min(count, MEASURED), device=device) * count // min(count, MEASURED)]
+    for leaf in trees.leaves(targets):
+        flat = leaf.reshape(count, -1)
+        if 0 < flat.shape[1] <= MEASURED:
+            flat = flat.to(torch.int8 if leaf.dtype == torch.bool else leaf.dtype)
+            chosen += [end.to(device) for end in (flat.argmin(0), flat.argmax(0))]
+    rows: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return rows if len(rows) > 1 else rows.repeat(2)
 
 
-def largest(rows: Tensor) -> Tensor:
+def largest(samples: Tree) -> Tree:
     """`[1, ...]` one row: of tokens or classes the one with the largest, which a model may not know."""
-    place = 0 if rows.is_floating_point() else int(rows.reshape(len(rows), -1).amax(1).argmax())
-    return rows[place : place + 1]
+    whole = [leaf for leaf in trees.leaves(samples) if not leaf.is_floating_point() and leaf.dtype != torch.bool]
+    first = whole[0] if whole else None
+    place = 0 if first is None else int(first.reshape(len(first), -1).amax(1).argmax())
+    return trees.at(samples, slice(place, place + 1))
 
 
-def _passed(task: Task, params: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+def _passed(task: Task, params: Tensor, x: Tree, key: Tensor | None) -> Any:
     try:
         return task.outputs(params, x, key)
     except UserError:
         raise
     except Exception as error:
-        mode, shape = "evaluation" if key is None else "training", tuple(x.shape)
+        mode, shape = "evaluation" if key is None else "training", trees.shapes_whole(x)
         raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {reason(error)}") from error
 
 
-def reason(error: Exception) -> str:
-    """The first sentence of what an exception says."""
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+def _differ(some: Sequence[Tensor], others: Sequence[Tensor], close: tuple[float, float] = CLOSE) -> bool:
+    return len(some) != len(others) or any(
+        _unlike(one.double(), other.double(), close)
+        for one, other in zip(some, others, strict=True)
+        if not one.is_complex()
+    )
 
 
-def _differ(one: Tensor, other: Tensor, close: tuple[float, float] = CLOSE) -> bool:
-    one, other = one.double(), other.double()
+def _unlike(one: Tensor, other: Tensor, close: tuple[float, float]) -> bool:
     within = close[1] * float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0.0
     return one.shape != other.shape or not torch.allclose(one, other, rtol=close[0], atol=within, equal_nan=True)
 
@@ -139,8 +175,8 @@ def _differ(one: Tensor, other: Tensor, close: tuple[float, float] = CLOSE) -> b
 
 
 @contextmanager
-def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
-    """Refuse what draws from a global generator; all of them are left as they were."""
+def draws_nothing(what: str, device: torch.device, instead: str = _INSTEAD) -> Iterator[None]:
+    """Refuse what draws from a global generator, and say what to do; all of them are left as they were."""
     before = _generators(device)
     try:
         yield
@@ -153,10 +189,7 @@ def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(before["CUDA"], device)
     for name, state in before.items():
         if not _same(state, now[name]):
-            raise UserError(
-                f"{what} draws from {name}'s generator, which cannot be replayed; use nn.Dropout layers, set the "
-                "dropout of attention and of functions to 0, and draw nothing else there"
-            )
+            raise UserError(f"{what} draws from {name}'s generator, which cannot be replayed; {instead}")
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
@@ -195,25 +228,19 @@ def _held(task: Task) -> dict[str, Tensor]:
 # -- what is noted ----------------------------------------------------------------------------------------------
 
 
-def _by_sample(option: str, measure: Measure, outputs: Tensor, targets: Tensor) -> tuple[Measure, bool]:
+def _by_sample(option: str, measure: Measure, outputs: Any, targets: Tree) -> tuple[Measure, bool]:
     """A measure that gives one value a sample, and whether that depends on the other samples. One that gives a number
     for a whole batch is asked for each sample alone, where that number is the mean of those; else all have it."""
+    values = _measured(option, measure, outputs, targets)
     try:
-        values = measure(outputs, targets)
-    except Exception as error:
-        compared = f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape {tuple(targets.shape[1:])}"
-        raise UserError(f"{option}: it cannot compare {compared}: {reason(error)}") from error
-    if values.ndim and values.shape != targets.shape[:1]:
-        raise UserError(f"{option}: it must return one value a sample, not shape {tuple(values.shape)}")
-    try:
-        parts = [measure(outputs[part], targets[part]) for part in (EVEN, ODD)]
+        parts = [measure(trees.at(outputs, part), trees.at(targets, part)) for part in (EVEN, ODD)]
         if values.ndim:
-            padded = measure(torch.cat([outputs, outputs[:1]]), torch.cat([targets, targets[:1]]))
+            padded = measure(*(trees.join([tree, trees.at(tree, slice(1))]) for tree in (outputs, targets)))
             alike = [(values[EVEN], parts[0]), (values[ODD], parts[1]), (values, padded[:-1])]
         else:
             single = _of_each(measure, outputs, targets)
             alike = [(values, single.mean()), (parts[0], single[EVEN].mean())]
-        depends = any(_differ(*pair) for pair in alike)
+        depends = any(_differ([one], [other]) for one, other in alike)
     except Exception:  # it cannot do with fewer samples
         depends = True
     if values.ndim:
@@ -221,29 +248,31 @@ def _by_sample(option: str, measure: Measure, outputs: Tensor, targets: Tensor) 
     return partial(_of_all if depends else _of_each, measure), depends
 
 
-def _of_each(measure: Measure, outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[B]` of every sample as a batch of its own."""
-    values: Tensor = vmap(lambda output, target: measure(output[None], target[None]))(outputs, targets)
+def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Tensor:
+    try:
+        values = measure(outputs, targets)
+    except UserError:
+        raise
+    except Exception as error:
+        given = trees.shapes(outputs) if _tensors_of(outputs) else type(outputs).__name__
+        compared = f"outputs of shape {given} with targets of shape {trees.shapes(targets)}"
+        raise UserError(f"{option}: it cannot compare {compared}: {reason(error)}") from error
+    if not isinstance(values, Tensor) or (values.ndim and values.shape != (trees.rows(targets),)):
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(f"{option}: it must return one value a sample, not shape {given}")
     return values
 
 
-def _of_all(measure: Measure, outputs: Tensor, targets: Tensor) -> Tensor:
+def _of_each(measure: Measure, outputs: Any, targets: Tree) -> Tensor:
+    """`[B]` of every sample as a batch of its own."""
+
+    def one(output: Any, target: Tree) -> Tensor:
+        return measure(trees.at(output, None), trees.at(target, None))
+
+    values: Tensor = vmap(one)(outputs, targets)
+    return values
+
+
+def _of_all(measure: Measure, outputs: Any, targets: Tree) -> Tensor:
     """`[B]` the number of the whole batch, for every sample."""
-    return measure(outputs, targets).expand(len(targets))
-
-
-def _cannot_map(task: Task, loss: Measure, params: Tensor, inputs: Tensor, targets: Tensor) -> str:
-    """Why two clients cannot be computed together; "": they can."""
-    keys = torch.arange(2, device=inputs.device)
-    x, y = (part.view(2, -1, *part.shape[1:]) for part in (inputs, targets))
-
-    def objective(own: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        return loss(task.outputs(own, x, key), y).sum()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it takes a slower way
-        try:
-            vmap(objective)(params.expand(2, -1).contiguous(), x, y, keys)
-        except Exception as error:
-            return f"the model or the loss cannot be mapped over clients ({reason(error)})"
-    return ""
+    return measure(outputs, targets).expand(trees.rows(targets))

@@ -4,67 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
+from torch.nn.modules.loss import _Loss
 
-from turnout.core import random
-from turnout.core.errors import UserError, unknown
+from turnout.core import random, trees
+from turnout.core.errors import UserError, reason, unknown
 from turnout.core.flat import Layout
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
+from turnout.core.trees import Tree
+from turnout.task.calls import Passes, Places, answer, invoke, own_loss
+from turnout.task.draws import KeyedDraws
 from turnout.task.dropout import KeyedDropout, key_dropout
-from turnout.task.examine import draws_nothing, examine, largest, reason
+from turnout.task.examine import draws_nothing, examine, largest
+from turnout.task.losses import LOSSES, SampleFunction
 from turnout.task.models import LSTM, find_batchnorm
-
-SampleFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> [B]
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
-
-
-def _nll(outputs: Tensor, targets: Tensor) -> Tensor:
-    # F.nll_loss is decomposed in Python under vmap; this is one gather
-    return _per_sample(-outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _nll(F.log_softmax(outputs, -1), targets)
-
-
-def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample((outputs - targets.view_as(outputs)).square())
-
-
-def _hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)))
-
-
-def _squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample(F.relu(1 - outputs * targets.view_as(outputs)).square())
-
-
-def _class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample((outputs.argmax(-1) == targets).to(torch.float32))
-
-
-def _sign_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_sample((outputs * targets.view_as(outputs) > 0).to(torch.float32))
-
-
-LOSSES: dict[str, tuple[SampleFunction, dict[str, SampleFunction]]] = {
-    "cross_entropy": (_cross_entropy, {"accuracy": _class_accuracy}),
-    "nll": (_nll, {"accuracy": _class_accuracy}),
-    "mse": (_mse, {}),
-    "hinge": (_hinge, {"accuracy": _sign_accuracy}),
-    "squared_hinge": (_squared_hinge, {"accuracy": _sign_accuracy}),
-}
-
 
 RECURRENT = (nn.RNNBase, LSTM)
 
@@ -120,14 +80,27 @@ def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]
     return outputs, seen
 
 
-def _tensor(outputs: Any) -> Tensor:
-    if not isinstance(outputs, Tensor) or not outputs.ndim:
-        kind = "one number" if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise UserError(
-            f"model: it returns {kind}, and the loss compares one tensor with a row a sample; "
-            "wrap it in a module that returns that tensor alone"
-        )
-    return outputs
+def _copied(
+    module: nn.Module, trained: Collection[str], device: str | torch.device | None, dtype: torch.dtype | None
+) -> nn.Module:
+    """Copy a module, on another device or in another precision. Parameters that are not trained are the same tensors in
+    every copy; those of another precision than what is trained keep theirs."""
+    own = {id(module.get_parameter(name)) for name in trained}
+    main = next((part.dtype for part in module.parameters() if id(part) in own), None)
+    memo: dict[int, Any] = {}
+    for part in [*module.parameters(), *module.buffers()]:
+        moved = part.detach().to(device=device, dtype=dtype if part.dtype == main else None)
+        frozen = isinstance(part, nn.Parameter) and id(part) not in own
+        if moved.data_ptr() == part.data_ptr() and not frozen:
+            moved = moved.clone()
+        elif moved.data_ptr() == part.data_ptr():
+            memo[id(part)] = part
+            continue
+        memo[id(part)] = nn.Parameter(moved, requires_grad=False) if isinstance(part, nn.Parameter) else moved
+    try:
+        return copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"model: it cannot be copied, and every thread needs its own: {reason(error)}") from error
 
 
 class Task(Spelt):
@@ -137,12 +110,19 @@ class Task(Spelt):
     >>> losses = task.losses(task.initial, inputs, targets)         # [B]
 
     `model` is a module, or a function without arguments that builds one (then its first weights are drawn by the seed
-    of the run, unless `seed` is given). `loss` is a name in `LOSSES` or any function of (outputs, targets) that returns
-    one value a sample, or one for the batch. It may look at all samples of the batch.
+    of the run, unless `seed` is given). Samples may be trees of tensors: a dictionary is given to the model by names, a
+    tuple in its order (`turnout.task.calls`). `loss` is a name in `LOSSES`; `model`, where the model returns its own;
+    or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may look at all
+    samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs that counts
+    (a Hugging Face model's logits), a function of one's own all that the model returns.
+
+    Parameters that are not trained (`requires_grad` False) are the model's own tensors, in every copy: leave them as
+    they are while a run goes on. Layers in evaluation mode inside a model in training mode stay so.
     """
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
 
@@ -165,19 +145,25 @@ class Task(Spelt):
                 f"model: layer {offender} is BatchNorm, whose running statistics cannot be averaged over clients; "
                 "convert the model once with turnout.models.batchnorm_to_groupnorm(model)"
             )
-        self.module = copy.deepcopy(model)
-        key_dropout(self.module.train())
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise unknown("task.loss", loss, LOSSES)
-            self.loss, default_metrics = LOSSES[loss]
-        else:
-            self.loss, default_metrics = loss, {}
-        self.metrics = dict(default_metrics if metrics is None else metrics)
-        self.layout = Layout(self.module)
+        self.layout = Layout(model)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
-        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        self.module = _copied(model, self.layout.names, None, None)
+        self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
+        key_dropout(self.module.train())
+        self._set_mode(True)
+        default_metrics: Mapping[str, SampleFunction] = {}
+        if loss == "model":
+            self.loss: SampleFunction = own_loss
+        elif isinstance(loss, str):
+            if loss not in LOSSES:
+                raise unknown("task.loss", loss, [*LOSSES, "model"])
+            self.loss, default_metrics = LOSSES[loss]
+        else:
+            self.loss = loss
+        self._answers = (isinstance(loss, str) and loss != "model") or isinstance(loss, _Loss)
+        self.metrics = dict(default_metrics if metrics is None else metrics)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
         self.initial = self.layout.flatten(parameters)
@@ -187,11 +173,13 @@ class Task(Spelt):
         self.vectorised = True  # an engine that runs one client at a time takes a copy with False: autograd is faster
         layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
         self._dropout = [f"{name}.key" if name else "key" for name in layers]
+        self.draws = True  # whether the model's functions draw in training; until `examine` has looked, they may
+        self.recomputes = False  # whether parts of it are called again while gradients are computed
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        moved.module = _copied(self.module, self.layout.names, device, dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         return moved
 
@@ -251,27 +239,63 @@ class Task(Spelt):
             named[name].mul_(0.1 * (float(value.square().mean().sqrt()) or inputs**-0.5))
         return self.initial + noise
 
-    def outputs(self, params: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
-        """Model outputs for flat parameters [P]. With a key (int64 scalar) the model is in training mode."""
+    def outputs(self, params: Tensor, inputs: Tree, key: Tensor | None = None) -> Tensor:
+        """Model outputs for flat parameters [P]; a tree, where the loss is a function that wants all. With a key (int64
+        scalar) the model is in training mode."""
         return self.call(self.layers(params), inputs, key)
 
-    def call(self, named: dict[str, Tensor], inputs: Tensor, key: Tensor | None = None) -> Tensor:
+    def call(self, named: dict[str, Tensor], inputs: Tree, key: Tensor | None = None) -> Tensor:
         """The same for parameters by name."""
-        if self.module.training != (key is not None):
-            self.module.train(key is not None)
-        if key is not None and self._dropout:
+        self._set_mode(key is not None)
+        drawn = None
+        if key is not None:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
-        if self.bfloat16:
-            with torch.autocast(inputs.device.type, torch.bfloat16):
-                return _tensor(functional_call(self.module, named, (inputs,))).float()
-        return _tensor(functional_call(self.module, named, (inputs,)))
+            drawn = KeyedDraws(key, len(self._dropout)) if self.draws else None
+        with self._passes.one(named, drawn):
+            if self.bfloat16:
+                with torch.autocast(self.initial.device.type, torch.bfloat16):
+                    outputs = invoke(self.module, inputs)
+            else:
+                outputs = invoke(self.module, inputs)
+        outputs = answer(outputs) if self._answers else outputs
+        return cast(Tensor, trees.map_leaves(Tensor.float, outputs) if self.bfloat16 else outputs)
 
-    def features(self, params: Tensor, inputs: Tensor, layer: str) -> Tensor:
+    def drawn(self, params: Tensor, inputs: Tree, key: Tensor) -> bool:
+        """Say whether functions draw when these samples are passed in training mode."""
+        self._set_mode(True)
+        draws = KeyedDraws(key)
+        with self._passes.one(self.layers(params), draws), torch.no_grad():
+            invoke(self.module, inputs)
+        return draws.count > 0
+
+    def _set_mode(self, training: bool) -> None:
+        """Put the module in training or in evaluation mode, but for layers that were given in evaluation mode."""
+        if self.module.training != training:
+            self.module.train(training)
+        for name in self._resting if training else ():
+            self.module.get_submodule(name).training = False
+
+    @property
+    def _passes(self) -> Passes:
+        """The passes of this task's own module; a copy of the task with another module has others."""
+        known = self.__dict__.get("_known_passes")
+        if known is None or known.module is not self.module:
+            known = self.__dict__["_known_passes"] = Passes(Places(self.module, self.layout.names, self._dropout))
+        return known
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold what the next pass is given until its gradient is there: parts of the model may be called again."""
+        return self._passes.held()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_known_passes"}
+
+    def features(self, params: Tensor, inputs: Tree, layer: str) -> Tensor:
         """`[B, ...]` what a layer gives (the last time it is asked) before what follows it, in evaluation mode; of a
         recurrent layer the final hidden state. Layers are called as in `module.named_modules()`."""
         return self.represented(params, inputs, layer)[1]
 
-    def represented(self, params: Tensor, inputs: Tensor, layer: str | None) -> tuple[Tensor, Tensor]:
+    def represented(self, params: Tensor, inputs: Tree, layer: str | None) -> tuple[Tensor, Tensor]:
         """Model outputs and the `features` they come from, in one pass; without a name those that the last fully
         connected layer is given."""
         return look_inside(self.module, layer, lambda: self.outputs(params, inputs))
@@ -291,10 +315,10 @@ class Task(Spelt):
         linear = (name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear))
         return next(linear, "")
 
-    def losses(self, params: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+    def losses(self, params: Tensor, inputs: Tree, targets: Tree, key: Tensor | None = None) -> Tensor:
         """`[B]` loss of each sample."""
         losses = self.loss(self.outputs(params, inputs, key), targets)
-        if losses.ndim != 1 or len(losses) != len(inputs):
+        if losses.ndim != 1 or len(losses) != trees.rows(inputs):
             raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(losses.shape)}")
         return losses
 
@@ -302,26 +326,26 @@ class Task(Spelt):
         """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
         if self.vectorised:
             return cast(Tensor, grad(objective)(params))
-        with torch.enable_grad():
+        with torch.enable_grad(), self.held() if self.recomputes else nullcontext():
             leaf = params.detach().requires_grad_()
             return torch.autograd.grad(objective(leaf), leaf)[0]
 
-    def measures(self, outputs: Tensor, targets: Tensor, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
+    def measures(self, outputs: Any, targets: Tree, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
         """`[B]` loss and metrics of each sample, by name."""
         functions = {"loss": self.loss, **self.metrics}
         return {name: function(outputs, targets) for name, function in functions.items() if name not in leave_out}
 
-    def examine(self, inputs: Tensor, targets: Tensor) -> int:
+    def examine(self, inputs: Tree, targets: Tree) -> int:
         """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
-        with draws_nothing("model: its forward pass in evaluation mode", inputs.device):
+        with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
             total = self.activations(largest(inputs))
-        measures, self.coupled, self.alone = examine(self, inputs, targets)
+        measures, self.coupled, self.alone, self.draws, self.recomputes = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures
         return total
 
     @torch.no_grad()
-    def activations(self, sample: Tensor) -> int:
+    def activations(self, sample: Tree) -> int:
         """Bytes of all layer outputs for one sample `[1, ...]`; also the check that the model accepts it."""
         total, shapes = 0, dict[str, tuple[int, ...]]()
 
@@ -339,7 +363,7 @@ class Task(Spelt):
         except UserError:
             raise
         except Exception as error:
-            shape = tuple(sample.shape[1:])
+            shape = trees.shapes(sample)
             raise UserError(f"model: it cannot process an input of shape {shape}: {reason(error)}") from error
         finally:
             for hook in hooks:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.algorithms.werm import WERM
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.errors import UserError, unknown
 from turnout.core.files import read_json, read_tensors
 from turnout.core.ragged import Ragged
@@ -165,13 +164,13 @@ class Exposed:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, people = experiment, experiment.population
         inputs, targets = people.inputs, people.targets
-        self.held = len(inputs)
+        self.held = trees.rows(inputs)
         if people.test is None and people.central is not None:
-            inputs, targets = torch.cat([inputs, people.central[0]]), torch.cat([targets, people.central[1]])
+            inputs, targets = (trees.join([*both]) for both in zip((inputs, targets), people.central, strict=True))
         task = experiment.algorithm.trained_task(experiment.task)
         self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve())
         check_separate(self.cohort.task)
-        self.trained = np.zeros(len(inputs), bool)
+        self.trained = np.zeros(trees.rows(inputs), bool)
         self.trained[people.train.values] = True
 
     def measures(self, model: Tensor) -> dict[str, FloatArray]:
@@ -192,7 +191,8 @@ class Exposed:
         return rows[~self.trained[rows]]
 
     def labels(self) -> IntArray:
-        labels: IntArray = self.cohort.targets.cpu().numpy()
+        targets = self.cohort.targets
+        labels: IntArray = targets.cpu().numpy() if isinstance(targets, Tensor) else np.zeros((0, 0), np.int64)
         if labels.ndim != 1 or labels.dtype.kind != "i":
             raise UserError("attack.by: class needs one label a sample, which these data do not have; use client")
         return labels

@@ -1,0 +1,89 @@
+"""One gradient that is tried before training: what a model does only then."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from turnout.core import trees
+from turnout.core.errors import UserError, reason
+from turnout.core.trees import Tree
+from turnout.task.calls import in_backward
+
+if TYPE_CHECKING:
+    from turnout.task.task import Task
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A gradient of four samples, or of two for each of two clients."""
+
+    task: Task
+    loss: Callable[[Any, Tree], Tensor]
+    params: Tensor  # [P]
+    inputs: Tree  # [4, ...]
+    targets: Tree
+    close: tuple[float, float]  # shares of a number, and of the largest, by which gradients may differ
+
+    def objective(self, params: Tensor, inputs: Tree, targets: Tree, key: Tensor) -> Tensor:
+        """Sum the losses of some samples."""
+        return self.loss(self.task.outputs(params, inputs, key), targets).sum()
+
+    def gradient(self, inputs: Tree, targets: Tree, key: Tensor) -> Tensor:
+        """Compute a gradient `[P]` by ordinary means."""
+        with torch.enable_grad(), self.task.held():
+            leaf = self.params.detach().requires_grad_()
+            return torch.autograd.grad(self.objective(leaf, inputs, targets, key), leaf)[0]
+
+    def recomputes(self) -> bool:
+        """Say whether parts of the model are called again while its gradient is computed."""
+        again = False
+
+        def called(_layer: nn.Module, _inputs: object) -> None:
+            nonlocal again
+            again = again or in_backward()
+
+        hook = register_module_forward_pre_hook(called)
+        try:
+            self.gradient(self.inputs, self.targets, self._keys[0])
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"model: its gradient cannot be computed: {reason(error)}") from error
+        finally:
+            hook.remove()
+        return again
+
+    def draws(self) -> bool:
+        """Say whether the model's functions draw in training."""
+        return self.task.drawn(self.params, self.inputs, self._keys[0])
+
+    def cannot_map(self) -> str:
+        """Say why two clients cannot be computed together; "": they can."""
+        samples = (self.inputs, self.targets)
+        x, y = (trees.map_leaves(lambda leaf: leaf.view(2, -1, *leaf.shape[1:]), part) for part in samples)
+        both = self.params.expand(2, -1).contiguous()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes a slower way
+            try:
+                vmap(self.objective)(both, x, y, self._keys)
+                together = vmap(grad(self.objective))(both, x, y, self._keys)
+            except Exception as error:
+                return f"the model or the loss cannot be mapped over clients ({reason(error)})"
+        for client, key in enumerate(self._keys):
+            alone = self.gradient(trees.at(x, client), trees.at(y, client), key)
+            within = self.close[1] * float(alone.nan_to_num(0, 0, 0).abs().max())
+            if not torch.allclose(together[client], alone, rtol=self.close[0], atol=within, equal_nan=True):
+                return "the model's gradients are others when they are mapped over clients"
+        return ""
+
+    @property
+    def _keys(self) -> Tensor:
+        return torch.arange(2, device=self.params.device)
