@@ -48,6 +48,7 @@ class AppTask(Task):
     """A model that only its app can call: arrays with names."""
 
     layout: Arrays
+    draws = recomputes = False  # nothing of it is called here
 
     def __init__(self, record: ArrayRecord | None) -> None:
         record = ArrayRecord({}) if record is None else record  # an app may have no model, or show it later
