@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -221,7 +222,7 @@ class Function(Optimiser):
         return moved(work, params, step), _in_order(state, after)
 
 
-_KINDS: dict[int, type[Function]] = {}  # of functions, which these keep, by identity
+_KINDS = WeakValueDictionary[int, type[Function]]()  # of functions by identity: as long as it is there, so are they
 
 
 def name_of(function: Update) -> str:
@@ -231,10 +232,11 @@ def name_of(function: Update) -> str:
 
 def of_function(function: Update) -> Optimiser:
     """Make an optimiser of a function, called as that is: the same kind each time."""
-    if id(function) not in _KINDS:
+    kind = _KINDS.get(id(function))
+    if kind is None:
         own = {"function": staticmethod(function), "__module__": function.__module__}
-        _KINDS[id(function)] = type(name_of(function), (Function,), own)
-    return _KINDS[id(function)]()
+        _KINDS[id(function)] = kind = type(name_of(function), (Function,), own)
+    return kind()
 
 
 @lru_cache(maxsize=64)

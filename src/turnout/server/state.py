@@ -93,7 +93,7 @@ def _known(place: str, root: type[Any], what: str, name: str) -> type[Any]:
         raise UserError(f"{place}: it asks for the {what} {name}, which is not known here; import what defines it")
     if len(found) > 1:
         modules = " and ".join(sorted(kind.__module__ for kind in found))
-        raise UserError(f"{place}: {modules} both define a {what} {name}; give one of them another name")
+        raise UserError(f"{place}: {modules} both define the {what} {name}; give one of them another name")
     return found[0]
 
 
