@@ -115,7 +115,7 @@ KINDS: dict[str, Kind] = {
     "optimisers": Kind("optimiser", lambda: OPTIMISERS),
     "serving": Kind("serve", lambda: SERVES),
     "modifiers": Kind("local.{}", lambda: MODIFIERS),
-    "local optimisers": Kind("local.{}", lambda: LOCAL_OPTIMISERS),
+    "local_optimisers": Kind("local.{}", lambda: LOCAL_OPTIMISERS),
     "schedules": Kind("local.{}", lambda: SCHEDULES),
     "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, group=datasets.GROUP),
     "streams": Kind("stream", lambda: ARRIVALS),

@@ -85,8 +85,9 @@ class Optimiser(Spelt):
 
 @dataclass(frozen=True)
 class SGD(Optimiser):
-    """Step along the gradient, or with `local.momentum` along the speed `v <- momentum v + g`; with `local.nesterov`
-    along `g + momentum v`."""
+    """Step along the gradient, or along a speed (`local.momentum`).
+
+    That is `v <- momentum v + g`; with `local.nesterov` the step is `g + momentum v`."""
 
     def check(self, work: LocalSGD) -> None:
         still = not np.any(work.momentum)
@@ -107,8 +108,10 @@ class SGD(Optimiser):
 
 @dataclass(frozen=True)
 class Adam(Optimiser):
-    """Step along `m / (sqrt(v) + eps)` with `m <- beta1 m + (1 - beta1) g`, `v <- beta2 v + (1 - beta2) g^2`, both
-    corrected for having begun at 0.
+    """Step along the mean gradient over the root of the mean squared one.
+
+    It is `m / (sqrt(v) + eps)` with `m <- beta1 m + (1 - beta1) g`, `v <- beta2 v + (1 - beta2) g^2`, both corrected
+    for having begun at 0.
 
     Kingma, Ba, "Adam: a method for stochastic optimization", ICLR 2015.
     """
@@ -133,8 +136,9 @@ class Adam(Optimiser):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Step likewise, and let `local.weight_decay` make the parameters smaller by themselves: `theta <- theta - lr
-    weight_decay theta` before each step.
+    """Step as Adam, with a weight decay that is no part of the gradient.
+
+    Before each step `theta <- theta - lr weight_decay theta` (`local.weight_decay`).
 
     Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
@@ -168,8 +172,10 @@ class Adagrad(Optimiser):
 
 @dataclass(frozen=True)
 class RMSprop(Optimiser):
-    """Step along `u <- momentum u + g / (sqrt(v) + eps)` with `v <- alpha v + (1 - alpha) g^2`; `centred`: less the
-    square of the mean gradient.
+    """Step along the gradient over the root of the mean squared one.
+
+    It is `u <- momentum u + g / (sqrt(v) + eps)` with `v <- alpha v + (1 - alpha) g^2`; `centred`: less the square of
+    the mean gradient.
 
     Tieleman, Hinton, lecture 6.5 of "Neural networks for machine learning", 2012; centred: Graves, "Generating
     sequences with recurrent neural networks", 2013.
