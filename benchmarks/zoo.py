@@ -54,7 +54,7 @@ def experiment(row: Row, rounds: int, plan: turnout.Plan) -> turnout.Experiment:
     offsets = np.cumsum([0, *COUNTS])
     people = turnout.Population(row.inputs, row.targets, Ragged(offsets, np.arange(offsets[-1])))
     local = turnout.LocalSGD(row.lr, batch_size=BATCH)
-    kept = {"head": row.private, "local": local, "sampler": turnout.Full()}
+    kept: dict[str, Any] = {"head": row.private, "local": local, "sampler": turnout.Full()}
     method = turnout.algorithms.FedPer(**kept) if row.private else turnout.FedAvg(local, turnout.Full())
     task = turnout.Task(row.model, row.loss, **row.task)
     return turnout.Experiment(task, people, method, 0, Stopping(rounds), Evaluation(rounds=10**6), plan)

@@ -12,8 +12,8 @@ Norm = Callable[[int], nn.Module]
 
 
 def groups(channels: int) -> nn.Module:
-    """Normalise by groups of up to 32 channels."""
-    return nn.GroupNorm(next(n for n in range(min(32, channels), 0, -1) if channels % n == 0), channels)
+    """Normalise by groups of eight channels."""
+    return nn.GroupNorm(channels // 8, channels)
 
 
 def _convolved(into: int, out: int, size: int, stride: int, norm: Norm, act: nn.Module, of: int = 1) -> nn.Sequential:

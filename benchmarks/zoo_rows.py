@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import small_transformers
+import turnout
 import zoo_models
 
 COUNTS = (5, 3, 4)
@@ -63,17 +64,17 @@ def pictures(model: nn.Module, channels: int = 3, side: int = 32, **more: Any) -
 
 @row("ResNet-18, GroupNorm")
 def resnet_groups() -> Row:
-    return pictures(zoo_models.ResNet18(zoo_models.groups))
+    return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.ResNet18()))
 
 
 @row("MobileNet-v3, GroupNorm")
 def mobilenet_groups() -> Row:
-    return pictures(zoo_models.mobilenet_v3(zoo_models.groups))
+    return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.mobilenet_v3()), side=64)
 
 
 @row("EfficientNet-B0, GroupNorm")
 def efficientnet_groups() -> Row:
-    return pictures(zoo_models.efficientnet_b0(zoo_models.groups))
+    return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.efficientnet_b0()))
 
 
 @row("U-Net, Dice")
@@ -130,8 +131,8 @@ def gpt() -> Row:
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    return BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes))
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
+    return BertForSequenceClassification(BertConfig(vocab_size=50, intermediate_size=64, **sizes))
 
 
 def gpt2() -> nn.Module:
@@ -143,8 +144,8 @@ def gpt2() -> nn.Module:
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, num_key_value_heads=2, **sizes))
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50, num_key_value_heads=2, intermediate_size=64, **sizes))
 
 
 def sentences(length: int = 8) -> dict[str, Tensor]:
@@ -169,7 +170,7 @@ def adapted(model: nn.Module, layers: list[str], dora: bool) -> Any:
     """Add adapters by PEFT to a model that is frozen otherwise."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=4, target_modules=layers, lora_dropout=0.1, use_dora=dora))  # type: ignore[arg-type]
+    return get_peft_model(model, LoraConfig(r=4, target_modules=layers, lora_dropout=0.1, use_dora=dora))
 
 
 @row("BERT")
@@ -243,7 +244,8 @@ def bf16_base() -> Row:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.base(x.bfloat16()).to(self.head.weight.dtype))
 
-    return Row(OnBase(), torch.randn(N, 6), torch.arange(N) % 3, entropy)
+    rough = "where clients are mapped, values of 8 bits are rounded in another order"
+    return Row(OnBase(), torch.randn(N, 6), torch.arange(N) % 3, entropy, rough=rough)
 
 
 # -- recurrent, sparse, graphs, and what is odd -----------------------------------------------------------------

@@ -65,7 +65,8 @@ class RobustMomentum(FedAvg):
         POSITIVE.check("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
-        tell_unused(server, self.local, "momentum", *(() if self.local.steps == 1 else ("epochs", "steps")))
+        first = () if self.local.nesterov or self.local.keeps else ("momentum",)  # of one step, after none
+        tell_unused(server, self.local, *first, *(() if self.local.steps == 1 else ("epochs", "steps")))
         self.momenta = server.model.new_zeros(server.population.size, len(server.model))
         self.direction = torch.zeros_like(server.model)
 

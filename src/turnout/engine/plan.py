@@ -66,6 +66,7 @@ class Plan(Spelt):
         """Count the clients that one vectorised call may train within the memory budget: parameter-sized vectors, and a
         batch's inputs and activations with their gradients."""
         vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
+        vectors += work.optimiser_vectors(task)
         return max(1, self.memory_mib * MIB // (vectors * task.initial.nbytes + 3 * batch_bytes))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:

@@ -140,6 +140,8 @@ class Cohort:
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
         size, path = self._size(jobs)
+        if jobs.work.schedules and jobs.work.paces:
+            jobs = replace(jobs, options=jobs.options | {"job_steps": size.steps.astype(np.float64)})
         run = self._sequential if path.name == THREADS else self._vectorised
         if path.whole:
             run = self._steps_alone

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from turnout.core.allowed import Count, Positive, Range
 from turnout.core.errors import UserError
+from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.calls import Passes
 from turnout.task.losses import LOSSES
@@ -216,6 +217,9 @@ class MixtureSGD(LocalSGD):
         batch = batch._replace(weights=self.counted(carry, batch.weights, batch.positions))
         params, velocity = super().step(task, params, velocity, batch)
         return params, (shares, weights, velocity)
+
+    def remembered(self, carry: Carry) -> State:
+        return carry[2]
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

@@ -354,7 +354,7 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
     for name, value in given.items():
         if value.shape != (count,):
             raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
-    for name in ("batch_size", "batching"):
+    for name in ("batch_size", "batching", *(["momentum"] if work.keeps else [])):  # a speed that is kept has one shape
         if name in given:
             raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
     return work.bind(dict.fromkeys(given, 0)), {name: value.astype(np.float64) for name, value in given.items()}

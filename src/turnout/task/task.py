@@ -180,6 +180,8 @@ class Task(Spelt):
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
         moved.module = _copied(self.module, self.layout.names, device, dtype)
+        if isinstance(self.loss, nn.Module):  # its weights of classes
+            moved.loss = copy.deepcopy(self.loss).to(device=device, dtype=dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         return moved
 
