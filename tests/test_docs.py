@@ -70,7 +70,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-EXAMPLES = sorted((ROOT / "examples/sklearn").glob("*.py"))
+EXAMPLES = sorted(path for folder in ("lora", "sklearn") for path in (ROOT / "examples" / folder).glob("*.py"))
 WITH_BLOCKS = [page for page in PAGES if any(True for _ in blocks(page))]
 SHOWN = {
     " ".join(words[1:3] if words[1] in ("study", "topology", "streams") else words[1:2])
@@ -157,7 +157,8 @@ def check_mistakes(code: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=page_id)
-def test_every_example_is_short_and_learns(example: Path) -> None:
+def test_every_example_is_short_and_learns(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code = example.read_text("utf-8").partition('"""\n')[2]
     lines = [line for line in code.splitlines() if line and not line.startswith(("import", "from"))]
     assert len(lines) <= 25

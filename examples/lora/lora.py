@@ -1,7 +1,6 @@
 """Fine-tune a causal language model by low-rank adapters, which are all that clients train and send."""
 
 import copy
-import sys
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -23,9 +22,8 @@ result = turnout.simulate(turnout.Task(model, seed=1), people, turnout.FedAvg(lo
 print(f"{len(result.model)} numbers trained and sent, of {sum(own.numel() for own in model.parameters())}")
 print(f"accuracy of the next symbol {result.measures['test_accuracy']:.2f}")
 
-folder = sys.argv[1] if len(sys.argv) > 1 else "adapter"
 model.load_state_dict(result.state_dict())
-model.save_pretrained(folder)
-adapted = PeftModel.from_pretrained(base, folder)  # as anybody would who has the base
+model.save_pretrained("adapter")
+adapted = PeftModel.from_pretrained(base, "adapter")  # as anybody would who has the base
 some = {"input_ids": texts[:4, :-1]}
 assert torch.equal(adapted.eval()(**some).logits, model.eval()(**some).logits)
