@@ -45,5 +45,5 @@ def test_frozen_parameters_exist_once(threads: int) -> None:
     cohort = Cohort(turnout.Task(model), torch.randn(12, 5), torch.arange(12) % 3, plan)
     modules = [cohort.task.module, *(task.module for task in cohort._single)]
     assert len(modules) == 1 + threads
-    assert {module[1].weight.data_ptr() for module in modules} == {base.weight.data_ptr()}  # type: ignore[index, union-attr]
-    assert len({module[0].weight.data_ptr() for module in modules}) == 1 + threads  # type: ignore[index, union-attr]
+    assert {module[1].weight.data_ptr() for module in modules} == {base.weight.data_ptr()}  # type: ignore[index]
+    assert len({module[0].weight.data_ptr() for module in modules}) == 1 + threads  # type: ignore[index]
