@@ -120,7 +120,7 @@ class PlainSGD:
     def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan, chain: Chain | None) -> None:
         self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
         dropout = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())
-        self.keyed = dropout or task.draws  # whether steps draw
+        self.keyed = dropout or task.draws or bool(task.augmenting)  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
         self.background, self.sample_bytes = Background(), trees.row_bytes(inputs)
 

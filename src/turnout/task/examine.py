@@ -29,6 +29,8 @@ from torch.func import vmap
 from turnout.core import trees
 from turnout.core.errors import UserError, reason
 from turnout.core.trees import Tree
+from turnout.task import samples
+from turnout.task.metrics import fitting
 from turnout.task.trial import Trial
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
 
 def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     device = task.initial.device
+    samples.check_aligned(task.augmenting, inputs, targets)
     rows = _telling(targets, device)
     few = rows[torch.arange(PASSED, device=device) * len(rows) // PASSED]
     x, y = trees.at(inputs, few), trees.at(targets, few)
@@ -86,7 +89,8 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     else:
         seen, couples = y, "the model's outputs have no row for each sample"
     measures, coupled = dict[str, Measure](), set[str]()
-    for name, measure in {"loss": task.loss, **task.metrics}.items():
+    metrics = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics
+    for name, measure in {"loss": task.loss, **metrics}.items():
         option = "task.loss" if name == "loss" else f"task.metrics: {name}"
         with draws_nothing(f"{option}: it", device):
             measures[name], depends = _by_sample(option, measure, outputs, seen)
@@ -133,6 +137,10 @@ def _telling(targets: Tree, device: torch.device) -> Tensor:
         if 0 < flat.shape[1] <= MEASURED:
             flat = flat.to(torch.int8 if leaf.dtype == torch.bool else leaf.dtype)
             chosen += [end.to(device) for end in (flat.argmin(0), flat.argmax(0))]
+        elif (
+            flat.shape[1] and leaf.dtype != torch.bool
+        ):  # of many, the smallest and the largest of all: a target that is to be ignored
+            chosen += [end.view(1).to(device) for end in (flat.amin(1).argmin(), flat.amax(1).argmax())]
     rows: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return rows if len(rows) > 1 else rows.repeat(2)
 
@@ -152,7 +160,8 @@ def _passed(task: Task, params: Tensor, x: Tree, key: Tensor | None) -> Any:
         raise
     except Exception as error:
         mode, shape = "evaluation" if key is None else "training", trees.shapes_whole(x)
-        raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {reason(error)}") from error
+        why = reason(error) + samples.hint(task.preparing, x)
+        raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {why}") from error
 
 
 def _differ(some: Sequence[Tensor], others: Sequence[Tensor], close: tuple[float, float] = CLOSE) -> bool:

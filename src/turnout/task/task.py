@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -14,17 +14,21 @@ from torch.func import grad
 from torch.nn.modules.loss import _Loss
 
 from turnout.core import random, trees
-from turnout.core.errors import UserError, reason, unknown
+from turnout.core.errors import UserError, reason
 from turnout.core.flat import Layout
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
-from turnout.task.calls import Passes, Places, answer, invoke, own_loss
+from turnout.task import losses, samples
+from turnout.task import metrics as measuring
+from turnout.task.calls import Passes, Places, answer, invoke
 from turnout.task.draws import KeyedDraws
 from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
-from turnout.task.losses import LOSSES, SampleFunction
+from turnout.task.losses import Loss, SampleFunction
+from turnout.task.metrics import Metric
 from turnout.task.models import LSTM, find_batchnorm
+from turnout.task.samples import Parts
 
 RECURRENT = (nn.RNNBase, LSTM)
 
@@ -111,10 +115,14 @@ class Task(Spelt):
 
     `model` is a module, or a function without arguments that builds one (then its first weights are drawn by the seed
     of the run, unless `seed` is given). Samples may be trees of tensors: a dictionary is given to the model by names, a
-    tuple in its order (`turnout.task.calls`). `loss` is a name in `LOSSES`; `model`, where the model returns its own;
-    or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may look at all
-    samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs that counts
-    (a Hugging Face model's logits), a function of one's own all that the model returns.
+    tuple in its order (`turnout.task.calls`). `loss` is a name in `LOSSES`, or such an object; `model`, where the model
+    returns its own; or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may
+    look at all samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs
+    that counts (a Hugging Face model's logits), a function of one's own all that the model returns. Unless `metrics`
+    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels.
+
+    `prepare(inputs)` makes what the model is given of stored samples, `augment(inputs, key)` changes them in training,
+    batch by batch where the model is: names, functions, or several one after another (`turnout.task.samples`).
 
     Parameters that are not trained (`requires_grad` False) are the model's own tensors, in every copy: leave them as
     they are while a run goes on. Layers in evaluation mode inside a model in training mode stay so.
@@ -124,13 +132,17 @@ class Task(Spelt):
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
+    preparing: Parts = ()
+    augmenting: Parts = ()
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | None = None,
+        metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric] | None = None,
         seed: int | None = None,
+        prepare: str | Callable[..., Tree] | Sequence[Any] | None = None,
+        augment: str | Callable[..., Tree] | Sequence[Any] | None = None,
     ) -> None:
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
@@ -151,17 +163,12 @@ class Task(Spelt):
         self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
         key_dropout(self.module.train())
         self._set_mode(True)
-        default_metrics: Mapping[str, SampleFunction] = {}
-        if loss == "model":
-            self.loss: SampleFunction = own_loss
-        elif isinstance(loss, str):
-            if loss not in LOSSES:
-                raise unknown("task.loss", loss, [*LOSSES, "model"])
-            self.loss, default_metrics = LOSSES[loss]
-        else:
-            self.loss = loss
-        self._answers = (isinstance(loss, str) and loss != "model") or isinstance(loss, _Loss)
-        self.metrics = dict(default_metrics if metrics is None else metrics)
+        self.loss = losses.chosen(loss)
+        self._answers = isinstance(self.loss, (Loss, _Loss))
+        self.metrics = measuring.chosen(metrics, self.loss)
+        self.may_not_fit = metrics is None and not isinstance(self.loss, Loss)  # until `examine` has looked
+        self.preparing = samples.parts("prepare", prepare, samples.PREPARE)
+        self.augmenting = samples.parts("augment", augment, samples.AUGMENT)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
@@ -180,6 +187,8 @@ class Task(Spelt):
         moved = copy.copy(self)
         moved.module = _copied(self.module, self.layout.names, device, dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
+        moved.loss = losses.moved(self.loss, device, dtype)
+        moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
         return moved
 
     def seeded(self, seed: int) -> Task:
@@ -246,7 +255,7 @@ class Task(Spelt):
     def call(self, named: dict[str, Tensor], inputs: Tree, key: Tensor | None = None) -> Tensor:
         """The same for parameters by name."""
         self._set_mode(key is not None)
-        drawn = None
+        inputs, drawn = self.shown(inputs, key), None
         if key is not None:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
             drawn = KeyedDraws(key, len(self._dropout)) if self.draws else None
@@ -262,10 +271,15 @@ class Task(Spelt):
     def drawn(self, params: Tensor, inputs: Tree, key: Tensor) -> bool:
         """Say whether functions draw when these samples are passed in training mode."""
         self._set_mode(True)
-        draws = KeyedDraws(key)
+        draws, inputs = KeyedDraws(key), self.shown(inputs, key)
         with self._passes.one(self.layers(params), draws), torch.no_grad():
             invoke(self.module, inputs)
         return draws.count > 0
+
+    def shown(self, inputs: Tree, key: Tensor | None) -> Tree:
+        """Prepare samples, and augment them with a key: what the model is given."""
+        inputs = samples.prepared(self.preparing, inputs, self.initial.dtype) if self.preparing else inputs
+        return samples.augmented(self.augmenting, inputs, key) if self.augmenting and key is not None else inputs
 
     def _set_mode(self, training: bool) -> None:
         """Put the module in training or in evaluation mode, but for layers that were given in evaluation mode."""
@@ -316,10 +330,10 @@ class Task(Spelt):
 
     def losses(self, params: Tensor, inputs: Tree, targets: Tree, key: Tensor | None = None) -> Tensor:
         """`[B]` loss of each sample."""
-        losses = self.loss(self.outputs(params, inputs, key), targets)
-        if losses.ndim != 1 or len(losses) != trees.rows(inputs):
-            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(losses.shape)}")
-        return losses
+        values = self.loss(self.outputs(params, inputs, key), targets)
+        if values.ndim != 1 or len(values) != trees.rows(inputs):
+            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(values.shape)}")
+        return values
 
     def gradient(self, objective: Callable[[Tensor], Tensor], params: Tensor) -> Tensor:
         """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
@@ -362,8 +376,8 @@ class Task(Spelt):
         except UserError:
             raise
         except Exception as error:
-            shape = trees.shapes(sample)
-            raise UserError(f"model: it cannot process an input of shape {shape}: {reason(error)}") from error
+            why = reason(error) + samples.hint(self.preparing, sample)
+            raise UserError(f"model: it cannot process an input of shape {trees.shapes(sample)}: {why}") from error
         finally:
             for hook in hooks:
                 hook.remove()
