@@ -254,3 +254,12 @@ def moved(measure: SampleFunction, device: str | torch.device | None, dtype: tor
         return measure
     placed: SampleFunction = copy.deepcopy(measure).to(device=device, dtype=dtype)
     return placed
+
+
+def divides_by_what_counts(measure: Any, targets: Tree) -> bool:
+    """Say whether a loss of `torch.nn` divides by the weight of the targets of a batch, which is not their number."""
+    if not isinstance(measure, (nn.CrossEntropyLoss, nn.NLLLoss)) or measure.reduction != "mean":
+        return False
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return False
+    return measure.weight is not None or bool((targets == measure.ignore_index).any())
