@@ -156,10 +156,10 @@ METRICS: dict[str, type[Metric]] = {"accuracy": Accuracy, "top_k": TopK}
 
 
 def chosen(
-    metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric] | None, loss: Any
+    metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None, loss: Any
 ) -> dict[str, SampleFunction]:
-    """Make the metrics of that name, `accuracy,top_k`, or a list of names and metrics; functions stay what they are.
-    None: the accuracy that goes with the loss."""
+    """Make the metrics of that name, `accuracy,top_k`, or a list of names and metrics; functions stay what they
+    are, in a list under their own names. None: the accuracy that goes with the loss."""
     if metrics is None:
         usual = accuracy(loss)
         return {} if usual is None else {"accuracy": usual}
@@ -171,7 +171,8 @@ def chosen(
         if isinstance(part, str) and part not in METRICS:
             raise unknown("task.metrics", part, METRICS)
         metric = METRICS[part]() if isinstance(part, str) else part
-        found[metric.name] = metric.of(loss)
+        name = metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
+        found[name] = metric.of(loss) if isinstance(metric, Metric) else metric
     return found
 
 

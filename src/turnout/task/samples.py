@@ -68,8 +68,8 @@ class Normalise(Shown):
     section: ClassVar[str] = "task.normalise"
     wants: ClassVar[str] = "samples of floating-point numbers (before it, prepare=pixels makes these of uint8)"
 
-    mean: tuple[float, ...]  # one, or one a channel
-    std: Annotated[tuple[float, ...], Range(above=0)]  # one, or one a channel
+    mean: tuple[float, ...]  # what is subtracted: a number, or one a channel
+    std: Annotated[tuple[float, ...], Range(above=0)]  # what is divided by: a number, or one a channel
 
     def takes(self, x: Tensor) -> bool:
         return x.is_floating_point()

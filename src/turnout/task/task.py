@@ -139,7 +139,7 @@ class Task(Spelt):
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric] | None = None,
+        metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None = None,
         seed: int | None = None,
         prepare: str | Callable[..., Tree] | Sequence[Any] | None = None,
         augment: str | Callable[..., Tree] | Sequence[Any] | None = None,
