@@ -30,6 +30,7 @@ from turnout.engine import paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
+from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
@@ -76,6 +77,7 @@ class Cohort:
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
+        self.footprint = Footprint(self.task, self.inputs, self.targets)
         self.falls_back = paths.falls_back(self.task, plan)
         engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
         self.plan = plan = replace(plan, engine=engine)
@@ -186,9 +188,13 @@ class Cohort:
         steps = work.bind(jobs.options).num_steps(counts)
         batch = widest if work.batching == "full" else min(work.batch_size, widest)
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
-        sample = self.sample_bytes + self.activations
-        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
-        found = Size(steps, even, limit), self.path(work, jobs.options)
+        path, sample = self.path(work, jobs.options), self.sample_bytes + self.activations
+        measured = 0
+        if self.activations and path.name != paths.CHAIN:  # what a chain holds is known
+            with self.on_device():
+                measured = self.footprint.training(batch) + batch * self.sample_bytes + shuffles
+        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles, measured)
+        found = Size(steps, even, limit), path
         self._last_size = work, name, found
         return found
 
