@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,14 @@ from turnout.task.task import Task
 FEW, MORE = 4, 8  # samples of two passes, whose difference is what a sample takes
 
 
-class Live(TorchDispatchMode):
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of the tensors that operations have made and that are still there. What an operation takes and
     gives back inside itself is not seen."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: int = 0
+        self.peak: int = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +60,8 @@ def peak(function: Callable[[], object]) -> int:
     """Count the bytes that a function holds at most, beside what there was before."""
     with Live() as live:
         function()
-    return live.peak
+    found: int = live.peak
+    return found
 
 
 class Footprint:
@@ -75,7 +78,7 @@ class Footprint:
         step = 1 << max(0, batch.bit_length() - 4)
         size = -(-batch // step) * step
         if size not in self._known:
-            self._known[size] = peak(lambda: self._gradient(*self._some(size)))
+            self._known[size] = peak(partial(self._gradient, *self._some(size)))
         return self._known[size]
 
     def scoring(self, samples: int) -> int:
@@ -87,7 +90,7 @@ class Footprint:
     def passes(self) -> tuple[int, int]:
         """Measure what a pass in evaluation takes by itself, and for each sample."""
         if self._passes is None:
-            few, more = (peak(lambda count=count: self._scored(*self._some(count))) for count in (FEW, MORE))
+            few, more = (peak(partial(self._scored, *self._some(count))) for count in (FEW, MORE))
             each = max(0, more - few) // (MORE - FEW)
             self._passes = max(0, few - FEW * each), each
         return self._passes
@@ -107,8 +110,8 @@ class Footprint:
             return task.losses(params, inputs, targets, key).sum()
 
         if task.vectorised and not task.alone:
-            one = (trees.at(part, None) for part in (inputs, targets))
-            mapped: Tensor = vmap(grad(objective))(params[None], *one, key[None])
+            x, y = (trees.at(part, None) for part in (inputs, targets))
+            mapped: Tensor = vmap(grad(objective))(params[None], x, y, key[None])
             return mapped
         return task.gradient(lambda params: objective(params, inputs, targets, key), params)
 
