@@ -29,7 +29,7 @@ from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.layers import Factored
-from turnout.engine.plan import Plan
+from turnout.engine.plan import MIB, Plan
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
 from turnout.task.task import Task
@@ -234,7 +234,8 @@ class PlainSGD:
 
     def at_once(self, rows: Tensor) -> bool:
         """Say whether there is room for all these samples at once."""
-        return rows.numel() * self.sample_bytes <= GATHER_AT_ONCE
+        room = GATHER_AT_ONCE if self.chain is not None else min(GATHER_AT_ONCE, self.plan.memory_mib * MIB // 8)
+        return rows.numel() * self.sample_bytes <= room
 
     def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
         """Begin from models `[C, P]`, views of one if `shared`, for so many samples to come, if that is known."""

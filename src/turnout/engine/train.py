@@ -305,7 +305,7 @@ class Cohort:
         def mini_batches() -> Iterator[Batch]:
             rows, batch_weights = drawn.rows(), drawn.weights(dtype)
             # fewer launches, where it costs little memory
-            at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
+            at_once = self._plain.at_once(rows)
             gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
