@@ -74,6 +74,19 @@ def test_options_of_cross_entropy() -> None:
         CrossEntropy(smoothing=1.5)
 
 
+@pytest.mark.parametrize("stored", [torch.uint8, torch.int32])
+def test_masks_may_be_stored_as_small_numbers(stored: torch.dtype) -> None:
+    """Where 255 says that a pixel does not count, as many datasets have it."""
+    outputs, targets = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (2, 4, 5))
+    targets[:, 1] = 255
+    assert CrossEntropy(ignore=255)(outputs, targets.to(stored)).equal(CrossEntropy(ignore=255)(outputs, targets))
+    mask = (targets == 1).long()
+    for given in (mask.to(stored), mask.float()):
+        assert Dice()(outputs[:, :1], given).equal(Dice()(outputs[:, :1], mask))
+        metric = Task(nn.Linear(1, 1), "dice").metrics["accuracy"]
+        assert metric(outputs[:, :1], given).equal(metric(outputs[:, :1], mask))
+
+
 def test_focal() -> None:
     outputs, targets = SEQUENCES[:, 0].double(), TOKENS[:, 0]
     plain = F.cross_entropy(outputs, targets, reduction="none")

@@ -81,7 +81,7 @@ class Classes(Loss):
 
     def seen(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Give outputs with classes last, targets that all are classes, and which of these count; None: all do."""
-        outputs = classes_last(outputs, targets)
+        outputs, targets = classes_last(outputs, targets), targets.long()  # masks may be stored as uint8
         if targets.ndim == 1 and self.ignore is None:
             return outputs, targets, None
         kept = targets != (IGNORED if self.ignore is None else self.ignore)
@@ -170,6 +170,7 @@ class Dice(Classes):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.numel() == targets.numel():
+            targets = targets if targets.is_floating_point() else targets.long()
             kept = targets != (IGNORED if self.ignore is None else self.ignore)
             chances = torch.sigmoid(outputs).view_as(targets).unsqueeze(-1)
             truth = torch.where(kept, targets, 0).unsqueeze(-1).to(chances.dtype)

@@ -55,7 +55,7 @@ class LabelAccuracy:
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         outputs = answer(outputs)
-        labels = targets.view_as(outputs)
+        labels = targets.view_as(outputs).to(outputs.dtype)
         return per_sample(((outputs > self.above) == (labels > 0.5)).to(torch.float32), labels != IGNORED)
 
     def fits(self, outputs: Any, targets: Tree) -> bool:
