@@ -149,6 +149,7 @@ _BESIDE: dict[str, config.Settings] = {
     "algorithm.stream_fedavg.ratio": {"algorithm": {"weighting": "optimal"}},
     "behaviour.clients": {"behaviour": {"share": None}},
     "sampler.cafed.optima": {"sampler": {"floor": "local_optimum"}},
+    "task.prepare": {"task": {"normalise": {"mean": [0.1], "std": [2.0]}}},
     "network.underlay": _GAIA,
     "network.access": _GAIA,
     "network.core": _GAIA,

@@ -88,9 +88,11 @@ def as_before(complete: Section) -> Section:
     configuration keeps its fingerprint."""
     task = dict(complete.get("task") or {})
     loss = task.pop("loss", None)
+    if not isinstance(loss, str):
+        return complete
     table = task.pop(loss, {}) if loss in LOSSES else {}
     plain = not table or table == check("task", LOSSES[loss], {}, set())[1]
-    if loss is None or not plain or any(value for value in task.values()) or task["metrics"] is not None:
+    if not plain or any(task.values()) or task.get("metrics") is not None:
         return complete
     kept = {section: options for section, options in complete.items() if section != "task"}
-    return kept | {"model": complete["model"] | {"loss": loss}}
+    return kept | {"model": complete.get("model", {}) | {"loss": loss}}

@@ -6,6 +6,7 @@ whole vocabulary. `Live` counts the bytes of every tensor that operations make, 
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -68,7 +69,9 @@ class Footprint:
     """The bytes that a task holds on its samples, measured once for each size that is asked for."""
 
     def __init__(self, task: Task, inputs: Tree, targets: Tree) -> None:
-        self.task, self.inputs, self.targets = task, inputs, targets
+        self.task, self.inputs, self.targets = copy.copy(task), inputs, targets
+        if task.alone:  # its gradients are computed one by one
+            self.task.vectorised = False
         self._known: dict[int, int] = {}
         self._passes: tuple[int, int] | None = None
 
@@ -109,7 +112,7 @@ class Footprint:
         def objective(params: Tensor, inputs: Tree, targets: Tree, key: Tensor) -> Tensor:
             return task.losses(params, inputs, targets, key).sum()
 
-        if task.vectorised and not task.alone:
+        if task.vectorised:
             x, y = (trees.at(part, None) for part in (inputs, targets))
             mapped: Tensor = vmap(grad(objective))(params[None], x, y, key[None])
             return mapped
