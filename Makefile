@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-walk test-browser test-tracking test-deploy test-replies test-ray lint bench docs clean
+.PHONY: demo test test-walk test-browser test-tracking test-deploy test-flower test-replies test-ray lint bench docs clean
 
 $(VENV)/installed: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,13 @@ test-walk: $(VENV)/installed-dev
 # Real SuperNodes over TLS on loopback: minutes, and no part of the suite.
 test-deploy: $(VENV)/installed-dev
 	$(BIN)/pytest tests/deploy_real
+
+# Flower apps with the version of Flower that constraints.txt does not name, beside the one that it does.
+$(VENV)/flower-1.42: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ "flwr==1.42.*"
+
+test-flower: $(VENV)/flower-1.42
+	PYTHONPATH=$< $(BIN)/pytest tests/deploy
 
 # A million mutated replies against the server's boundary: a quarter of an hour, and no part of the suite.
 test-replies: $(VENV)/installed-dev

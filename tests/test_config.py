@@ -318,6 +318,7 @@ def test_complete_settings_say_everything() -> None:
     assert complete["local"] == {
         "lr": 0.1, "epochs": 1, "steps": None, "batch_size": 32, "batching": "epochs", "momentum": 0.0,
         "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "lr_power": 0.0, "report": "", "modifiers": [],
+        "nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": [],
     }  # fmt: skip
     assert complete["algorithm"] == {
         "name": "fedavg", "server_lr": 1.0, "deadline": None, "wait_for": None, "wait_for_crashed": False, "retry": 1.0,

@@ -70,6 +70,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+EXAMPLES = sorted((ROOT / "examples/sklearn").glob("*.py"))
 WITH_BLOCKS = [page for page in PAGES if any(True for _ in blocks(page))]
 SHOWN = {
     " ".join(words[1:3] if words[1] in ("study", "topology", "streams") else words[1:2])
@@ -153,6 +154,14 @@ def check_mistakes(code: str) -> None:
         answer = CliRunner().invoke(app, shlex.split(command))
         assert answer.exit_code == 2
         assert sentence in answer.output
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=page_id)
+def test_every_example_is_short_and_learns(example: Path) -> None:
+    code = example.read_text("utf-8").partition('"""\n')[2]
+    lines = [line for line in code.splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(lines) <= 25
+    check_learnt(runpy.run_path(str(example))["result"])
 
 
 def test_there_is_something_to_run() -> None:

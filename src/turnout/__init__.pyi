@@ -22,6 +22,7 @@ from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.data.dataset import Dataset
 from turnout.engine.plan import Plan
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.plan.rehearsal import rehearse, schedule
 from turnout.record.tracking import MLflow, TensorBoard
@@ -40,6 +41,7 @@ from turnout.server.server import CURRENT, KEEP, Server
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.server.updates import Updates
+from turnout.task.arrays import ArrayTask, EnsembleTask
 from turnout.task.task import Task
 
 __version__: str
@@ -50,12 +52,14 @@ __all__ = [
     "MD",
     "Algorithm",
     "Always",
+    "ArrayTask",
     "AsyncFedAvg",
     "Bernoulli",
     "Crashes",
     "Dataset",
     "Detection",
     "Diurnal",
+    "EnsembleTask",
     "Evaluation",
     "Experiment",
     "FedAdam",
@@ -74,6 +78,7 @@ __all__ = [
     "Population",
     "Power",
     "Privacy",
+    "PythonWork",
     "Ragged",
     "Result",
     "Safa",

@@ -7,6 +7,7 @@ from turnout.sampling.binomial import Binomial
 from turnout.sampling.cafed import CAFed
 from turnout.sampling.clustered_similarity import ClusteredSimilarity
 from turnout.sampling.clustered_size import ClusteredSize
+from turnout.sampling.cyclic import Cyclic
 from turnout.sampling.f3ast import F3AST
 from turnout.sampling.fill import Fill
 from turnout.sampling.full import Full
@@ -31,6 +32,7 @@ __all__ = [
     "CAFed",
     "ClusteredSimilarity",
     "ClusteredSize",
+    "Cyclic",
     "Fill",
     "Full",
     "MoreAvailable",

@@ -23,6 +23,7 @@ from turnout.engine.train import Cohort
 from turnout.engine.trial import Trial
 from turnout.local.modifiers import SharpnessAware
 from turnout.local.own import OwnModelSGD
+from turnout.local.schedules import Cosine, RoundStep
 from turnout.local.transforms import TopK
 from turnout.record.run_folder import damage
 
@@ -80,6 +81,17 @@ ALONE = Plan(engine="sequential", threads=1)
             "local.modifiers change the steps of plain SGD (SharpnessAware)",
         ),
         (lambda: path(relu, local(modifiers=(TopK(0.1),))), CHAIN, "plain SGD through linear, relu"),
+        (
+            lambda: path(relu, local(optimiser="adam")),
+            VMAP,
+            "local.optimiser is adam, which takes no steps of plain SGD",
+        ),
+        (
+            lambda: path(conv, local(schedules=[Cosine()])),
+            THREADS,
+            f"{SLOW}; local.schedules change the learning rate in a job (Cosine)",
+        ),
+        (lambda: path(relu, local(schedules=[RoundStep(3)])), CHAIN, "plain SGD through linear, relu"),
         (lambda: path(relu, OwnModelSGD(0.1)), VMAP, "OwnModelSGD is more than plain SGD"),
         (
             lambda: path(conv, local(momentum=0.5)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,22 @@ from turnout.core import random
 from turnout.run.experiment import Result, execute
 
 APPS = Path(__file__).parent / "apps"
-NUMPY, OLD = APPS / "numpy_app", APPS / "old_app"
+NUMPY, OLD, KINDS = APPS / "numpy_app", APPS / "old_app", APPS / "kinds"
 TORCH = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 SECONDS = (1.0, 1.5, 4.0)  # of a job at each client
 
 FloatArray = NDArray[np.float64]
+
+
+def kind(folder: Path, client: str, server: str) -> Path:
+    """The folder of an app made of modules of `apps/kinds`; `client` and `server` are `module:name`."""
+    folder.mkdir(exist_ok=True)
+    parts = f'clientapp = "{client}"\nserverapp = "{server}"\n'
+    text = f"[tool.flwr.app.components]\n{parts}[tool.flwr.app.config]\nnum-server-rounds = 2\n"
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    for module in KINDS.glob("*.py"):
+        shutil.copy(module, folder)
+    return folder
 
 
 def settings(app: Path = NUMPY, seconds: tuple[float, ...] = SECONDS, **sections: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,24 @@ from fake_network import FIRST_NODE, SECONDS, SIZES, World
 from flwr.app import Message
 
 import support
-from turnout import Algorithm, FedAvg, FedBuff, FedFix, Full, Safa, Scaffold, Simulation, devices
+from turnout import (
+    Algorithm,
+    ArrayTask,
+    EnsembleTask,
+    FedAvg,
+    FedBuff,
+    FedFix,
+    Full,
+    PythonWork,
+    Safa,
+    Scaffold,
+    Simulation,
+    devices,
+)
 from turnout.deploy.replay import replay
 from turnout.local import SharpnessAware, TopK
 from turnout.samplers import CAFed
+from turnout.task.arrays import Arrays
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: FedAvg(support.local(), Full()),
@@ -59,6 +74,55 @@ def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
     assert difference(simulated.model, deployed.model) < 1e-6
     for measure, value in simulated.measures.items():
         assert deployed.measures[measure] == pytest.approx(value, abs=1e-5)
+
+
+def shifted(arrays: Arrays, inputs: np.ndarray, _targets: np.ndarray, key: np.random.Generator) -> tuple[Arrays, int]:
+    return {"coef": arrays["coef"] + 0.1 * inputs.mean(0) + 0.01 * key.normal(size=(3, 5))}, len(inputs)
+
+
+def summed(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    scores: np.ndarray = inputs @ arrays["coef"].reshape(-1, 3, 5).sum(0).T
+    return scores
+
+
+def added(arrays: Arrays, inputs: np.ndarray, targets: np.ndarray, key: np.random.Generator) -> tuple[Arrays, int]:
+    found, count = shifted({"coef": np.zeros((3, 5))}, inputs, targets, key)
+    return {"coef": found["coef"][None] * (1 + len(arrays["coef"]))}, count
+
+
+class Fixed(World):
+    @staticmethod
+    def task() -> ArrayTask:
+        return ArrayTask({"coef": np.zeros((3, 5))}, summed)
+
+
+class Growing(World):
+    @staticmethod
+    def task() -> ArrayTask:
+        return EnsembleTask({"coef": (3, 5)}, summed, capacity=40)
+
+
+@pytest.mark.parametrize(("kind", "function"), [(Fixed, shifted), (Growing, added)])
+def test_python_functions_at_real_clients(kind: type[World], function: Any, tmp_path: Path) -> None:
+    """A message names the function; the client has it."""
+    world = kind(tmp_path, lambda: FedAvg(PythonWork(function), Full()))
+    deployed = world.server().run()
+    people = support.population(SIZES, devices=devices.table(list(SECONDS)))
+    built = world.experiment(people)
+    simulated = Simulation(built.task, people, built.algorithm, seed=7, plan=built.plan, stopping=built.stopping).run()
+    assert deployed.model.any()
+    torch.testing.assert_close(simulated.model, deployed.model, rtol=0, atol=1e-6)
+
+
+def test_a_client_carries_out_no_function_but_its_own(tmp_path: Path) -> None:
+    world = Fixed(tmp_path, lambda: FedAvg(PythonWork(shifted), Full()))
+    server = world.server(rounds=1)
+    server.algorithm.local = PythonWork(added)  # type: ignore[attr-defined]
+    server.run()
+    assert not server.heard.any()
+    assert any(
+        "the Python function added, which the algorithm given does not have" in str(event) for event in world.events.all
+    )
 
 
 def test_clients_hold_only_their_own_samples_and_the_server_none(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from cli.terminal import Terminal
-from deploy.flower_apps import NUMPY
+from deploy.flower_apps import NUMPY, kind
 
 WORLD = """
 [clients]
@@ -92,6 +92,16 @@ def test_mistakes(terminal: Terminal, words: tuple[str, ...], sentence: str) -> 
     population = () if "--population" in words else ("--population", "world.toml")
     assert sentence in terminal.refused("simulate-flower", *words, *population)
     assert not Path("runs").exists()
+
+
+def test_a_mistake_of_the_app(terminal: Terminal) -> None:
+    """One sentence and exit code 2; the folder is kept for its log, and the next run takes another."""
+    app = kind(terminal.here / "app", "failing:client", "failing:server")
+    for folder in ("runs/app", "runs/app-2"):
+        said = terminal.refused("simulate-flower", str(app), "--population", "world.toml")
+        assert "its ServerApp fails (" in said and ", in total)); the traceback is in the log.txt of the run" in said
+        assert "Traceback" not in said
+        assert "LookupError: no such column" in Path(folder, "log.txt").read_text(encoding="utf-8")
 
 
 def test_without_flower(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

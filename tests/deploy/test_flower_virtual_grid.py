@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from deploy.flower_apps import NUMPY, OLD, TORCH, settings, simulate
+from deploy.flower_apps import NUMPY, TORCH, settings, simulate
 from turnout import UserError
 from turnout.deploy.app import App
 from turnout.run.experiment import Result
@@ -266,8 +266,3 @@ def test_an_error_in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(UserError, match=r"its ServerApp fails \(RuntimeError: no idea \(test_flower_virtual_grid.py:"):
         led_by(monkeypatch, main)
-
-
-def test_the_old_style_cannot_lead() -> None:
-    with pytest.raises(UserError, match=r"old style \(server_fn\)"):
-        simulate(settings(OLD))

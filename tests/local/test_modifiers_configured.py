@@ -1,5 +1,5 @@
-"""Modifiers in files and on the command line: names, tables of options, one sentence for every mistake, and runs of
-version 0.1 that go on."""
+"""Modifiers, optimisers and schedules in files and on the command line: names, tables of options, one sentence for
+every mistake, and runs of version 0.1 that go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ import torch
 import turnout
 from turnout.config import config
 from turnout.core.errors import UserError
-from turnout.local import Clip, Modifier, Noise, Proximal, Quantise, SharpnessAware, TopK
+from turnout.local import (
+    AdamW,
+    Clip,
+    LocalSGD,
+    Modifier,
+    Noise,
+    Proximal,
+    Quantise,
+    RoundStep,
+    SharpnessAware,
+    TopK,
+    Warmup,
+)
 
 SMALL = ["run.rounds=2", "clients.count=4", "sampler.clients_per_round=2", "engine.threads=1"]
 OWN = """
@@ -111,6 +123,86 @@ def test_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )  # fmt: skip
 def test_mistakes(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        built(*overrides)
+
+
+STEPS = """
+from turnout.local import Optimiser, Schedule
+
+
+def leaping(gradient, state, params):
+    speed = gradient if state is None else 0.5 * state + gradient
+    return speed.sign(), speed
+
+
+class Twice(Schedule):
+    def factor(self, number, steps):
+        return 2.0**number
+"""
+
+
+def work_of(*overrides: str) -> tuple[LocalSGD, dict[str, Any]]:
+    plan, complete = built(*overrides)
+    return plan.algorithm.local, complete["local"]  # type: ignore[attr-defined]
+
+
+def test_optimisers_and_schedules(tmp_path: Path) -> None:
+    """Options under their own names, and the same again after the file that the run leaves."""
+    asked = [
+        "local.optimiser=adamw", "local.adamw.beta1=0.8", "local.optimiser_state=kept",
+        "local.schedules=warmup,round_step", "local.warmup.length=3", "local.round_step.every=4",
+    ]  # fmt: skip
+    work, complete = work_of(*asked)
+    assert (work.optimiser, work.optimiser_state) == (AdamW(0.8), "kept")
+    assert work.schedules == (Warmup(3), RoundStep(every=4))
+    assert complete["adamw"] == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8}
+    assert (complete["optimiser"], complete["schedules"]) == ("adamw", ["warmup", "round_step"])
+    plan, settings = built(*asked)
+    (tmp_path / "config.toml").write_text(config.as_toml(settings))
+    again, _, twice = config.build(config.read_run(tmp_path))
+    assert (again.fingerprint, twice) == (plan.fingerprint, settings)
+    assert again.algorithm.local == work  # type: ignore[attr-defined]
+
+
+def test_optimisers_and_schedules_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    asked = ["local.optimiser=steps.py:leaping", "local.schedules=steps.py:Twice", "local.lr=0.01"]
+    work, complete = work_of(*asked)
+    assert (str(work.optimiser), complete["optimiser"]) == ("leaping", "steps.py:leaping")
+    assert not torch.equal(turnout.execute(built(*asked)[0]).model, turnout.execute(built(*asked[1:])[0]).model)
+
+
+def test_an_option_that_came_later_changes_no_name() -> None:
+    """A configuration that means what it meant has the fingerprint it had, so that its runs go on."""
+    _, complete = built()
+    later = {"nesterov", "optimiser", "optimiser_state", "schedules"}
+    before = {**complete, "local": {name: value for name, value in complete["local"].items() if name not in later}}
+    assert config.fingerprint(before) == config.fingerprint(complete)
+    for change in ("local.optimiser=adam", "local.schedules=cosine"):
+        assert config.fingerprint(built(change)[1]) != config.fingerprint(complete)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["local.optimiser=adan"], r"local\.optimiser: unknown name 'adan'; did you mean adam"),
+        (["local.optimiser=[1]"], r"local\.optimiser: \[1\] is not text"),
+        (["local.optimiser=adam", "local.adam.beta3=1"], r"local\.adam\.beta3: unknown option"),
+        (["local.adam.beta1=0.8"], r"local\.adam: options of an optimiser that local\.optimiser does not name; write"),
+        (["local.cosine.floor=0.1"], r"local\.cosine: options of a schedule that .*; write local\.schedules=cosine"),
+        (["local.schedules=round_step"], r"local\.round_step\.every: missing; give it a value"),
+        (["local.schedules=cosine,cosine"], r"local\.schedules: cosine stands there twice"),
+        (["local.schedules=turnout:LocalSGD"], r"local\.schedules: turnout:LocalSGD is not a subclass of .*Schedule$"),
+        (["local.optimiser=turnout:LocalSGD"], r"local\.optimiser: turnout:LocalSGD is not a .* and no function$"),
+        (
+            ["local.optimiser=adam", "local.momentum=0.9"],
+            r"local\.momentum: it is that of sgd, and local\.optimiser is",
+        ),
+    ],
+)
+def test_mistakes_with_steps(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}"):
         built(*overrides)
 

@@ -17,6 +17,7 @@ import turnout
 from support import algorithm, experiment, population, quadratic_loss, theta
 from turnout import Evaluation, Experiment, FedAvg, Full, LocalSGD, Plan, Population, Ragged, Stopping, Task, Uniform
 from turnout.core.random import FloatArray, key, normal, subset, uniform
+from turnout.local.schedules import Warmup
 from turnout.record.branch import Models, Table, Turn
 from turnout.record.sensitivity import Sensitivity, read_table
 from turnout.record.unlearning import Retention, Unlearning
@@ -315,6 +316,9 @@ def test_what_a_run_does_not_grant_is_noted() -> None:
     )
     assert noted["unexplained_rounds"] == 0
     assert noted["largest_step"] > 1  # uniform sampling of unequal clients
+    assert not noted["other_work"]
+    assert facts("", LocalSGD(0.1, optimiser="adam"))["other_work"]
+    assert facts("", LocalSGD(0.1, schedules=(Warmup(2),)))["other_work"]
     fading = facts("", LocalSGD(0.1, lr_decay=0.5))
     assert fading["largest_lr"] == 0.1
 

@@ -25,6 +25,8 @@ from turnout.config.options import options_of
 from turnout.core.errors import UserError
 from turnout.core.random import key, normal
 from turnout.local.modifiers import Proximal, SharpnessAware
+from turnout.local.optimisers import Adam
+from turnout.local.schedules import Warmup
 from turnout.peers.network import Star
 from turnout.peers.peers import over_own_links
 
@@ -165,6 +167,8 @@ OF_ONE: dict[tuple[str, str], Case] = {
     ("safa_thesis", "arrival_order"): Case("speed"),
     ("safa_thesis", "keep_best"): Case("revert", local={"lr": 3.0}),
     ("safa_thesis", "warm_start"): Case(True),
+    ("scaffold", "nesterov"): Case(True),  # which has no momentum
+    ("scaffold", "optimiser_state"): Case("kept"),
     ("stream_fedavg", "weighting"): Case(0.5),
     ("stream_fedavg", "ratio"): Case(3.0, {"weighting": "optimal"}, start=1.0),
     ("stream_fedavg", "output_of"): Case("averaged"),
@@ -184,6 +188,10 @@ LOCAL: dict[str, Case] = {
     "lr_power": Case(0.5),
     "report": Case("loss"),
     "modifiers": Case((Proximal(1.0),)),
+    "nesterov": Case(True, local={"momentum": 0.5}),
+    "optimiser": Case(Adam()),
+    "optimiser_state": Case("kept", local={"momentum": 0.5}),
+    "schedules": Case((Warmup(3),)),
 }
 SMALL: dict[str, Options] = {"fedrep": {"tuning_epochs": 2}, "fedem": {"components": 2}, "d_fedem": {"components": 2}}
 OF_SAMPLERS: dict[str, Options] = {
@@ -235,7 +243,9 @@ REFUSED = {
     *((name, "algorithm", "normalise") for name in ("ifca", "mifa", "mocha", "robust_momentum")),
     *((name, "algorithm", "normalise") for name in ("robust_fedavg", "robust_fedprox")),
     *((name, "local", "report") for name in ("d_fedem", "dpasgd")),
-    ("scaffold", "local", "momentum"),
+    *(("scaffold", "local", name) for name in ("momentum", "nesterov", "optimiser", "optimiser_state", "schedules")),
+    *((name, "local", "optimiser") for name in ("fednova", "mocha")),
+    *((name, "local", "optimiser_state") for name in ("apfl", "ditto", "pfedme")),
     ("poisson_binomial", "sampler", "cap"),
 }
 HIDDEN = {

@@ -11,6 +11,7 @@ from turnout.core.random import FloatArray
 from turnout.core.spelling import Spelt
 
 if TYPE_CHECKING:
+    from turnout.local.sgd import LocalSGD
     from turnout.server.server import Server
     from turnout.server.updates import Updates
 
@@ -20,6 +21,9 @@ class Weigh(Spelt):
     """Make weights `[k]` of the weights that the method gives its updates."""
 
     moves_one: ClassVar[bool] = True  # whether it makes something else of a single weight
+
+    def check(self, work: LocalSGD) -> None:
+        """Raise where updates of that work cannot be weighed so."""
 
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         """Compute `[k]` how much each update counts."""
@@ -61,6 +65,9 @@ class Nova(Weigh):
     objective (FedNova: Wang et al., NeurIPS 2020). a_bar = sum_j p_j a_j."""
 
     observed: bool = False  # a_bar: the weighted mean over those who answered
+
+    def check(self, work: LocalSGD) -> None:
+        work.effective_steps(1)
 
     def of(self, server: Server, updates: Updates, weights: FloatArray) -> FloatArray:
         work = server.algorithm.stepping(server).at(server.version)

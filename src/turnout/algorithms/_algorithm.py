@@ -86,6 +86,8 @@ class Algorithm(Spelt):
                 raise UserError(f"algorithm.{name}: {shown}, which would change nothing {why}; leave it out")
         if not isinstance(local, LocalSGD):
             return
+        if (weigh := self.own_weigh() if self.weigh is None else self.weigh) is not None:
+            weigh.check(local)
         served = type(local).predict is not LocalSGD.predict or type(local).prepare is not LocalSGD.prepare
         if served and all(part.__module__.startswith("turnout.") for part in (self.predictor, self.adaptation)):
             raise UserError(

@@ -18,6 +18,8 @@ from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
 from turnout.core import random
 from turnout.core.allowed import POSITIVE, Count, OneOf, Positive, Range, WholeNumber
+from turnout.core.errors import UserError
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
 from turnout.server.server import Server
@@ -55,10 +57,16 @@ class RobustMomentum(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.local, PythonWork):
+            raise UserError(
+                f"local: RobustMomentum needs the gradient of one step, and {self.local.called} is a Python function; "
+                "take robust_mean"
+            )
         POSITIVE.check("local.lr", self.local.lr)
 
     def begin(self, server: Server) -> None:
-        tell_unused(server, self.local, "momentum", *(() if self.local.steps == 1 else ("epochs", "steps")))
+        first = () if self.local.nesterov or self.local.keeps else ("momentum",)  # of one step, after none
+        tell_unused(server, self.local, *first, *(() if self.local.steps == 1 else ("epochs", "steps")))
         self.momenta = server.model.new_zeros(server.population.size, len(server.model))
         self.direction = torch.zeros_like(server.model)
 

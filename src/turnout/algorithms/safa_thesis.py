@@ -8,7 +8,7 @@ begins anew. For everything but reproducing the tables use `safa`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -55,7 +55,7 @@ class SafaThesis(Safa):
 
     def work(self, server: Server) -> LocalSGD:
         warming = self.warm_start and server.version == 0
-        return replace(self.local, epochs=1, steps=None) if warming else self.local
+        return self.local.bind({"epochs": 1, "steps": None}) if warming else self.local
 
     def quota(self, server: Server) -> int:
         return server.population.size if self.warm_start and server.version == 0 else super().quota(server)

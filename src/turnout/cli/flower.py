@@ -113,11 +113,11 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callab
     """The experiment, its complete settings, and the simulation whose clients are the app's."""
     if find_spec("flwr") is None:
         raise missing("flower.app", "Flower", extra("flower"))
+    import turnout.deploy.flower_parts  # noqa: F401  first: it says which Flower is needed
     from turnout.deploy.app import App, Clients
-    from turnout.deploy.opening import leads as check_leads
     from turnout.deploy.opening import opening
+    from turnout.deploy.server_app import GridSimulation, ServerAppLeads
     from turnout.deploy.virtual import AppSimulation, AppTask, AppWork, enrol, samples_of
-    from turnout.deploy.virtual_grid import GridSimulation, ServerAppLeads
 
     for section in settings:
         if section not in ("flower", *_WHO, *_HOW):
@@ -135,12 +135,18 @@ def build(settings: Settings) -> tuple[Experiment, RunSettings, Settings, Callab
     if _ROUNDS in app.run_config and "rounds" in run:
         app = replace(app, run_config={**app.run_config, _ROUNDS: run["rounds"]})
     leading = "algorithm" not in given
-    if leading:
-        check_leads(app)
     people, seed = Clients(app, counted.count), int(run.get("seed", 0))
-    first = opening(app, people, seed)
-    task, local = AppTask(first.arrays), AppWork(**vars(amount))
-    samples = flower.samples or (enrol(people, first, seed).tolist() if counted.importance == "samples" else None)
+    first = opening(app, people, seed, leading)
+    known = first.known or not leading
+    task, local = AppTask(first.arrays if known else None), AppWork(**vars(amount))
+    people.sized = bool(flower.samples) or counted.importance != "samples"
+    samples = flower.samples
+    if not people.sized and known:
+        try:
+            samples, people.sized = enrol(people, first, seed).tolist(), True
+        except UserError:
+            if not leading:
+                raise
     if samples is not None and (len(samples) != counted.count or min(samples) < 1):
         raise UserError(f"flower.samples: a number above 0 for each of {counted.count} clients is needed")
 

@@ -32,6 +32,8 @@ from turnout.core.errors import unknown
 from turnout.core.imports import dotted
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
+from turnout.local.optimisers import OPTIMISERS as LOCAL_OPTIMISERS
+from turnout.local.schedules import SCHEDULES
 from turnout.local.serving import SERVES
 from turnout.local.sgd import LocalSGD
 from turnout.local.transforms import MODIFIERS
@@ -121,6 +123,8 @@ KINDS: dict[str, Kind] = {
     "metrics": Kind("task.{}", lambda: METRICS),
     "preparing": Kind("task.{}", lambda: PREPARE),
     "augmenting": Kind("task.{}", lambda: AUGMENT),
+    "local_optimisers": Kind("local.{}", lambda: LOCAL_OPTIMISERS),
+    "schedules": Kind("local.{}", lambda: SCHEDULES),
     "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, group=datasets.GROUP),
     "streams": Kind("stream", lambda: ARRIVALS),
     "memories": Kind("memory", lambda: MEMORIES, "latest"),

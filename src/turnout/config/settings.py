@@ -26,6 +26,8 @@ FREE = {
     "run": ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report"),
     "engine": ("address", "workers"),
 }
+# Options that came later, at the values that mean what a configuration without them does: it keeps its fingerprint.
+LATER: Settings = {"local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []}}
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 

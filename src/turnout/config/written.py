@@ -14,7 +14,7 @@ from typing import Any
 from turnout.algorithms._algorithm import Algorithm
 from turnout.config import modifiers, registry, tasks
 from turnout.config.options import options_of
-from turnout.config.settings import FREE, SECTIONS, Settings
+from turnout.config.settings import FREE, LATER, SECTIONS, Settings
 from turnout.core.errors import UserError, unknown
 
 FORMER = "local as it was"  # beside the sections of a run's own configuration: what it wrote
@@ -122,10 +122,16 @@ def takes(algorithm: type[Algorithm], section: str) -> bool:
 def fingerprint(complete: Settings) -> str:
     """Name a configuration, apart from what may change when a run goes on."""
     fixed = {
-        section: {name: value for name, value in options.items() if name not in FREE.get(section, ())}
+        section: {name: value for name, value in options.items() if _counts(section, name, value)}
         for section, options in tasks.as_before(complete).items()
     }
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _counts(section: str, name: str, value: Any) -> bool:
+    """Say whether an option names a configuration: it does not where it came later and is as if it were not there."""
+    later = LATER.get(section, {})
+    return name not in FREE.get(section, ()) and not (name in later and value == later[name])
 
 
 def as_toml(settings: Settings) -> str:

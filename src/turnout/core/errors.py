@@ -12,6 +12,10 @@ class UserError(ValueError):
     """Something the user can change: one sentence naming the option, the value and what is allowed."""
 
 
+class RecordedError(UserError):
+    """A mistake in a user's code, whose details are in the log of the run: its folder is kept."""
+
+
 class FailedError(Exception):
     """A run that could not go on, for a reason nobody has foreseen: one sentence that says where to look."""
 

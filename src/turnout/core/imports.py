@@ -76,5 +76,10 @@ def extra(name: str) -> str:
     return f'-e ".[{name}]" in the checkout of Turnout brings it'
 
 
+def name_of(function: Any) -> str:
+    """How a user's own function is called in a sentence: its name, or that of its class."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

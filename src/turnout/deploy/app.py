@@ -9,8 +9,10 @@ import copy
 import hashlib
 import importlib
 import random as python_random
+import re
 import sys
 import tomllib
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,16 +23,20 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.config import flatten_dict
-from flwr.common.constant import SUPERLINK_NODE_ID, SType
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import ServerApp
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from turnout.core.errors import UserError
 from turnout.core.flat import Layout
+from turnout.deploy.flower_parts import (
+    SUPERLINK_NODE_ID,
+    ProtoRecordDict,
+    SType,
+    TaskIdentity,
+    flatten_dict,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from turnout.deploy.screen import RejectedError, Rejection, require
 from turnout.deploy.wire import decode
 from turnout.local.sgd import Named
@@ -39,18 +45,23 @@ RUN_ID = 1
 _EXAMPLES = ("num-examples", "num_examples")  # as strategies weigh by, and as clients of the old style say it
 _NUMBERS = "fiub"  # kinds of numpy types
 _PREFIXES = ("eval_", "test_", "train_")  # of a metric's name: the column says which it is
+_INSIDE = re.compile(r"\.<locals>\.<\w+>")  # of a function: a comprehension, a lambda
 Part = TypeVar("Part", ClientApp, ServerApp)
 Config = Mapping[str, bool | int | float | str]
 
 
-def why(error: BaseException) -> str:
-    """Say in one line what is wrong with a reply; or, in a user's code, what went wrong, and where."""
+def why(error: BaseException, folder: Path | None = None) -> str:
+    """Say in one line what is wrong with a reply; or, in a user's code, what went wrong, and where: the file, the line
+    and the function, those of the app in that folder if it got there."""
     if isinstance(error, RejectedError):
         return str(error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [at for at in frames if folder is not None and folder in Path(at[0].co_filename).parents]
+    place = ""
+    if frames:
+        code, line = (own or frames)[-1]
+        function = _INSIDE.sub("", code.co_qualname).replace("<locals>.", "")
+        place = f" ({Path(code.co_filename).name}:{line}, in {function})"
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
@@ -102,12 +113,12 @@ class App:
 
 
 def _make_importable(folder: Path) -> None:
-    """Put the folder first among those modules come from, and forget modules of the same names that came from another:
-    apps like to be called alike."""
+    """Put the folder first among those modules come from, and forget modules of the same names: apps like to be called
+    alike, and what one remembers of an earlier run, as a strategy that has given its first model away, is not for this.
+    """
     names = {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in names and file is not None and folder not in Path(file).resolve().parents:
+        if name.partition(".")[0] in names and getattr(module, "__file__", None) is not None:
             del sys.modules[name]
     sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
     importlib.invalidate_caches()
@@ -151,6 +162,7 @@ class Clients:
     count: int
     states: dict[int, RecordDict] = field(default_factory=dict, init=False)  # of those that keep something
     working: bool = field(default=False, init=False)
+    sized: bool = True  # whether it is known how many samples they have
 
     def __post_init__(self) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
@@ -200,7 +212,7 @@ class Arrays(Layout):
 
     def __init__(self, record: ArrayRecord) -> None:
         super().__init__(nn.Module())
-        arrays = {name: array.numpy() for name, array in record.items()}
+        arrays = {name: _numbers_of(array) for name, array in record.items()}
         self.names = list(arrays)
         self.dtypes = [array.dtype for array in arrays.values()]
         self.shapes = [torch.Size(array.shape) for array in arrays.values()]
@@ -208,9 +220,10 @@ class Arrays(Layout):
         self.size = sum(self.sizes)
         self.ends = np.cumsum(self.sizes).tolist()
         odd = [name for name, dtype in zip(self.names, self.dtypes, strict=True) if dtype.kind not in _NUMBERS]
-        if odd or not self.size:
-            raise UserError(f"flower.app: its model must be arrays of numbers; {', '.join(odd) or 'it'} holds none")
+        if odd:
+            raise UserError(f"flower.app: its model must be arrays of numbers; {', '.join(odd)} holds none")
         self.dtype = np.dtype(np.float64 if np.dtype(np.float64) in self.dtypes else np.float32)
+        self.sent = self.dtypes[0] if len(set(self.dtypes)) == 1 else self.dtype  # what its bytes are counted in
         zeros = (np.zeros(array.shape, array.dtype) for array in arrays.values())
         headers = [(data := Array(zero).data)[: len(data) - zero.nbytes] for zero in zeros]  # of a serialised one
         places = [slice(end - size, end) for size, end in zip(self.sizes, self.ends, strict=True)]
@@ -251,6 +264,22 @@ class Arrays(Layout):
         values = numbers_in(array)
         require(values.shape == tuple(shape), Rejection.WRONG_SHAPE)
         return values.reshape(-1)
+
+
+def layout_of(record: ArrayRecord) -> Arrays | None:
+    """Where the numbers of a record lie; None if it holds something else."""
+    try:
+        return Arrays(record)
+    except UserError:
+        return None
+
+
+def _numbers_of(array: Array) -> np.ndarray[Any, Any]:
+    """What an array of the app's own server holds; an empty one of no numbers, if that is not for NumPy to read."""
+    try:
+        return array.numpy()
+    except Exception:
+        return np.empty(0, np.void)
 
 
 def numbers_in(array: Array) -> np.ndarray[Any, Any]:

@@ -27,6 +27,7 @@ from turnout.engine.engine import train_jobs
 from turnout.engine.evaluate import Personal, evaluators
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
+from turnout.local.python_work import find_functions
 from turnout.local.sgd import Named
 from turnout.run.experiment import Experiment
 from turnout.server.state import nest, unnest
@@ -89,6 +90,7 @@ class Worker:
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out a job, or say what is missing."""
         request, model = wire.unpack(content, self.cohort.plan.device)
+        find_functions([request.work], self.algorithm)
         model = self._model(request.model, model)
         if model is None:
             return _answer(request, needs=wire.NEEDS_MODEL)

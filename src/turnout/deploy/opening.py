@@ -1,38 +1,28 @@
-"""What an app's ServerApp sends its clients: the initial model, and the messages to train and to evaluate.
+"""What a ServerApp begins with: the model, and the messages it sends to train and to evaluate.
 
-The ServerApp is run until it has sent both, in a world where nobody answers: no client computes anything.
+The ServerApp is run until it has sent both, in a world where nobody answers: no client computes anything. One that is
+to lead by itself may begin in any other way; then nothing is known beforehand.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode, MessageTypeLegacy
-from flwr.common.typing import GetParametersIns
-from flwr.compat.common import recorddict_compat as old_style
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as OldFedAvg
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import strategy_utils
-from flwr.supercore.run import Run
 
 from turnout.core import random
 from turnout.core.errors import UserError
-from turnout.deploy.app import RUN_ID, App, Clients, model_in, seeded, why
+from turnout.deploy.app import App, Arrays, Clients, layout_of, model_in, seeded, why
+from turnout.deploy.app_grid import AppGrid, Ended, quiet, standing_in
+from turnout.deploy.flower_parts import ErrorCode, GetParametersIns, MessageTypeLegacy, old_style
 
-SLEEPERS = (time, strategy_utils)  # modules whose `sleep` a ServerApp calls
 _MOST_SLEEPS = 1000
-
-
-class Ended(BaseException):
-    """Leaves a ServerApp; a user's `except Exception` does not hold it back."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,14 @@ class Opening:
         record = model_in(self.train)
         if record is None:
             raise UserError("flower.app: its train message must hold one record of arrays, the model")
+        if not Arrays(record).size:
+            raise UserError("flower.app: its model must be arrays of numbers; it holds none")
         return record
+
+    @property
+    def known(self) -> bool:
+        """Tell whether the app has shown a model."""
+        return _shows_model(self.train)
 
     def message(self, kind: str, client: int, arrays: ArrayRecord, round: int) -> Message:
         """The same message with another model, in another round."""
@@ -60,10 +57,31 @@ class Opening:
         return Message(content, dst_node_id=client, message_type=kind)
 
 
-def opening(app: App, clients: Clients, seed: int) -> Opening:
-    """Run the ServerApp until it has asked to train and to evaluate."""
+UNKNOWN = Opening(RecordDict(), RecordDict())  # of an app that begins with anything but a model to train
+
+
+def _shows_model(content: RecordDict) -> bool:
+    record = model_in(content)
+    layout = None if record is None else layout_of(record)
+    return layout is not None and layout.size > 0
+
+
+def opening(app: App, clients: Clients, seed: int, leads: bool = False) -> Opening:
+    """Run the ServerApp until it has asked to train and to evaluate. Where it is to lead, it need not: a first message
+    that holds no model is the end of this, and what goes wrong will go wrong again when it leads."""
+    is_old = app.server._main is None
     with quiet(), seeded(server_key(seed)):
-        return _old_style(app, clients) if _is_old(app) else _new_style(app, clients.count)
+        try:
+            found = _of_strategy(app, clients) if is_old else _of_main(app, clients.count, leads)
+        except _NoOpeningError as error:
+            if not leads:
+                raise UserError(str(error)) from error.__cause__
+            return UNKNOWN
+    return UNKNOWN if leads and not found.known else found
+
+
+class _NoOpeningError(Exception):
+    """Why there is no first model: one sentence."""
 
 
 def server_key(seed: int) -> int:
@@ -71,50 +89,22 @@ def server_key(seed: int) -> int:
     return int(random.key(seed, "flower server app"))
 
 
-def leads(app: App) -> None:
-    """Raise unless the ServerApp can lead a run in virtual time."""
-    if _is_old(app):
-        raise UserError(
-            "flower.app: its ServerApp is of the old style (server_fn), which keeps real time; name an algorithm "
-            "with --algorithm, or write the ServerApp with @app.main()"
-        )
-
-
-def _is_old(app: App) -> bool:
-    return app.server._main is None
-
-
 # -- a ServerApp with a main function ---------------------------------------------------------------------------
-
-
-class AppGrid(Grid):
-    """What every grid of an app has: the one run, and messages as Flower makes them."""
-
-    def __init__(self) -> None:
-        self._run = Run.create_empty(RUN_ID)
-
-    @property
-    def run(self) -> Run:
-        return self._run
-
-    def set_run(self, run: Run) -> None:
-        self._run = run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 class _Listener(AppGrid):
     """A grid on which nobody answers, and which ends the app once it has heard enough."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, leads: bool) -> None:
         super().__init__()
-        self.clients = clients
+        self.clients, self.leads = clients, leads
         self.train: RecordDict | None = None
         self.evaluate: RecordDict | None = None
-        self._sleeps = 0
+        self._sleeps, self._seconds = 0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
 
     def get_node_ids(self) -> Iterable[int]:
         return range(self.clients)
@@ -134,11 +124,13 @@ class _Listener(AppGrid):
 
     def sleep(self, seconds: float) -> None:
         """Nobody comes meanwhile: whoever sleeps often waits in vain."""
-        self._sleeps += 1
+        self._sleeps, self._seconds = self._sleeps + 1, self._seconds + seconds
         if self._sleeps > _MOST_SLEEPS:
             _too_few(self.clients)
 
     def hear(self, messages: list[Message]) -> None:
+        if self.leads and self.train is None and not any(_shows_model(message.content) for message in messages):
+            raise Ended
         kinds = {message.metadata.message_type: message.content for message in messages}
         if self.train is not None:
             self.evaluate = kinds.get(MessageType.EVALUATE)
@@ -146,49 +138,31 @@ class _Listener(AppGrid):
         self.train = kinds.get(MessageType.TRAIN)
 
 
-def _new_style(app: App, clients: int) -> Opening:
-    listener = _Listener(clients)
+def _of_main(app: App, clients: int, leads: bool) -> Opening:
+    listener = _Listener(clients, leads)
     try:
-        with standing_in(listener.sleep, "sleep", *SLEEPERS):
+        with listener.in_charge(app.folder), standing_in(_still_given, "initialize_parameters", OldFedAvg):
             app.server(listener, app.context(0))
     except (Ended, UserError) as error:
         if isinstance(error, UserError) and listener.train is None:
             raise
     except Exception as error:
         if listener.train is None:  # else it does not bear that nobody answers
-            raise UserError(f"flower.app: its ServerApp fails before it sends a model ({why(error)})") from error
+            raise _NoOpeningError(
+                f"flower.app: its ServerApp fails before it sends a model ({why(error, app.folder)})"
+            ) from error
     if listener.train is None:
-        raise UserError("flower.app: its ServerApp asks nobody to train")
+        raise _NoOpeningError("flower.app: its ServerApp asks nobody to train")
     return Opening(listener.train, listener.evaluate or listener.train)
+
+
+def _still_given(strategy: OldFedAvg, client_manager: Any) -> Any:  # noqa: ARG001
+    """Give a strategy's first model as it does, and leave it there: the app may have to lead with the same strategy."""
+    return strategy.initial_parameters
 
 
 def _too_few(clients: int) -> NoReturn:
     raise UserError(f"clients.count: the app's strategy waits for more than {clients} nodes; give it more clients")
-
-
-@contextmanager
-def standing_in(value: Any, name: str, *owners: Any) -> Iterator[None]:
-    """Let a value stand in for what owners, which have the same, call by that name."""
-    before = getattr(owners[0], name)
-    for owner in owners:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner in owners:
-            setattr(owner, name, before)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Flower says only what went wrong."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 # -- a ServerApp with a strategy of the old style ---------------------------------------------------------------
@@ -210,11 +184,15 @@ class _Manager(SimpleClientManager):
         return len(self) >= num_clients or _too_few(len(self))
 
 
-def _old_style(app: App, clients: Clients) -> Opening:
-    strategy: Any = app.server._strategy
-    if app.server._server_fn is not None:
-        strategy = app.server._server_fn(app.context(0)).strategy
-    strategy = strategy or OldFedAvg()
+def _of_strategy(app: App, clients: Clients) -> Opening:
+    parts: Any = app.server
+    strategy, server = parts._strategy, parts._server
+    if parts._server_fn is not None:
+        given = parts._server_fn(app.context(0))
+        strategy, server = given.strategy, given.server
+    strategy = (
+        copy.deepcopy(strategy or (server and server.strategy)) or OldFedAvg()
+    )  # the app's own has still to begin
     manager = _Manager()
     for client in range(clients.count):
         manager.register(_Proxy(str(client)))
@@ -225,9 +203,11 @@ def _old_style(app: App, clients: Clients) -> Opening:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"flower.app: its strategy fails before it sends a model ({why(error)})") from error
+        raise _NoOpeningError(
+            f"flower.app: its strategy fails before it sends a model ({why(error, app.folder)})"
+        ) from error
     if not fit:
-        raise UserError("flower.app: its strategy asks nobody to train")
+        raise _NoOpeningError("flower.app: its strategy asks nobody to train")
     train = old_style.fitins_to_recorddict(fit[0][1], keep_input=True)
     if evaluate:
         return Opening(train, old_style.evaluateins_to_recorddict(evaluate[0][1], keep_input=True))

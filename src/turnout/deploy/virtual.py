@@ -10,6 +10,8 @@ is the app called, so that the state it keeps in its context is that of the cloc
 
 from __future__ import annotations
 
+import copy
+import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,6 +37,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.server.dispatch import Invitation
 from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
 from turnout.server.measurement import ByClient
+from turnout.server.observer import TRACEBACK
 from turnout.server.server import Among
 from turnout.server.simulation import Simulation
 from turnout.server.state import Facts, nest, unnest
@@ -45,10 +48,24 @@ class AppTask(Task):
     """A model that only its app can call: arrays with names."""
 
     layout: Arrays
+    draws = recomputes = False  # nothing of it is called here
 
-    def __init__(self, record: ArrayRecord) -> None:
+    def __init__(self, record: ArrayRecord | None) -> None:
+        record = ArrayRecord({}) if record is None else record  # an app may have no model, or show it later
         self.module, self.layout = nn.Module(), Arrays(record)
         self.initial = self.layout.vector(record)
+
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> AppTask:
+        """Give the same task on another device or in another precision: there is no module to move."""
+        moved = copy.copy(self)
+        moved.initial = self.initial.to(device=device, dtype=dtype)
+        return moved
+
+    def of(self, layout: Arrays) -> AppTask:
+        """Give the same task with a model of another form."""
+        task = copy.copy(self)
+        task.layout, task.initial = layout, torch.from_numpy(np.zeros(layout.size, layout.sent))
+        return task
 
     def examine(self, inputs: Tensor, targets: Tensor) -> int:
         return 0
@@ -122,6 +139,7 @@ class AppSimulation(Simulation):
         self._sent: tuple[Tensor, ArrayRecord] | None = None  # the model last sent, as a record
         self._reported: list[tuple[int, dict[str, float]]] = []  # in this round: samples, and what was said of them
         self._evaluated: dict[str, ByClient] = {}  # the last time
+        self._traced: set[str] = set()  # errors whose traceback is in the log
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -154,7 +172,15 @@ class AppSimulation(Simulation):
         except Exception as error:
             rejected = isinstance(error, RejectedError)
             job.outcome, event = (REJECTED, "rejected_reply") if rejected else (CRASHED, "client_error")
-            self.log(event, client=job.client, job=job.number, why=why(error))
+            self.log(event, client=job.client, job=job.number, **self.reason(error))
+
+    def reason(self, error: BaseException) -> dict[str, str]:
+        """Say why the app's code failed; the first time with the traceback, which goes to the log."""
+        said = {"why": why(error, self.people.app.folder)}
+        if isinstance(error, RejectedError) or said["why"] in self._traced:
+            return said
+        self._traced.add(said["why"])
+        return said | {TRACEBACK: "".join(traceback.format_exception(error))}
 
     def _message_to(self, job: Job) -> Message:
         return self.opening.message(MessageType.TRAIN, job.client, self._record_of(job.received), job.version + 1)
@@ -199,7 +225,7 @@ class AppSimulation(Simulation):
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
         """The app's own `evaluate` at every client of the panel; takes no time and leaves nothing behind."""
-        said, failed = dict[int, Means](), list[str]()
+        said, failed = dict[int, Means](), list[Exception]()
         for client in self.panel.tolist():
             message = self.opening.message(MessageType.EVALUATE, client, self._record_of(model), self.version)
             key = int(random.key(self.seed, "flower evaluation", client, self.version))
@@ -207,9 +233,9 @@ class AppSimulation(Simulation):
                 reply, _ = self.people.answer(client, message, key)
                 said[client] = metrics(reply.content), examples(reply.content)
             except Exception as error:
-                failed.append(why(error))
+                failed.append(error)
         if failed:
-            self.log("evaluation_failed", clients=len(failed), why=failed[0])
+            self.log("evaluation_failed", clients=len(failed), **self.reason(failed[0]))
         return self._measured(said)
 
     def _measured(self, said: dict[int, Means]) -> dict[str, ByClient]:

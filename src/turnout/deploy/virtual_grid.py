@@ -1,41 +1,44 @@
-"""A whole Flower app in virtual time: its ServerApp leads, over a `Grid` whose seconds are those of the simulation.
+"""Flower's `Grid` over simulated clients, whose seconds are those of the simulation.
 
 Messages to clients are jobs: devices, links, availability and crashes decide when each reply arrives or fails. A client
-works on one message after the other. A round ends when the app sends a model to train with after replies have been
-handed to it; what it made of them is its own affair, so the audit counts who was used, not with which weight.
+works on one message after the other. A message trains if it says so and holds arrays; all others are questions. A round
+ends when the app sends something to train with after replies to such messages have been handed to it; what it made of
+them is its own affair, so the audit counts who was used, not with which weight. An app that trains nothing is a single
+round.
+
+The model is what every message of a sending holds alike; it may have another form each time.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
-from turnout.core.random import IntArray
-from turnout.deploy.app import examples, metrics, model_in, numbers_in, seeded, why
-from turnout.deploy.opening import SLEEPERS, AppGrid, Ended, quiet, server_key, standing_in
-from turnout.deploy.screen import Means, RejectedError, Rejection, require
-from turnout.deploy.virtual import AppSimulation, AppWork
+from turnout.deploy.app import layout_of, model_in
+from turnout.deploy.app_grid import AppGrid, Ended, standing_in
+from turnout.deploy.flower_parts import ErrorCode, old_server, old_style
+from turnout.deploy.screen import RejectedError
+from turnout.deploy.virtual import AppWork
 from turnout.local.sgd import LocalSGD
-from turnout.server.dispatch import FOREVER
-from turnout.server.jobs import ARRIVED, CRASHED, REJECTED, Job
-from turnout.server.measurement import ByClient
-from turnout.server.server import Server
+from turnout.server.jobs import CRASHED, REJECTED, Job
 from turnout.task.task import Task
+
+if TYPE_CHECKING:
+    from turnout.deploy.server_app import GridSimulation
 
 _POLL = 1.0  # seconds that asking in vain takes at most
 _MOST_SLEEPS = 10_000  # in a row while nobody is at work
@@ -52,101 +55,13 @@ class AppQuestion(AppWork):
         return {}
 
 
-@dataclass
-class ServerAppLeads(Algorithm):
-    """The app's own ServerApp, with whatever strategy it has."""
-
-    local: LocalSGD = field(default_factory=AppWork)
-
-    def run(self, server: Server) -> None:
-        assert isinstance(server, GridSimulation)
-        app, rounds = server.people.app, server.rounds()
-        if next(rounds, None) is None:
-            return
-        grid = server.grid = VirtualGrid(server, rounds, self.local)
-        try:
-            with quiet(), seeded(server_key(server.seed)), torch.enable_grad(), grid.in_charge():
-                app.server(grid, app.context(0))
-        except Ended:
-            return
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"flower.app: its ServerApp fails ({why(error)})") from error
-        grid.end()
-
-
-class GridSimulation(AppSimulation):
-    """`Simulation` whose jobs are messages of a ServerApp."""
-
-    grid: VirtualGrid
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self.checkpoints is not None:  # what a ServerApp holds cannot be saved: it is begun again
-            self.checkpoints.every = FOREVER
-
-    def advance(self, until: int) -> bool:
-        """Let the next thing happen; where nothing does by that tick, it is then."""
-        if self._due(until):
-            self._next_events()
-            return True
-        self._clock = max(self._clock, until)
-        return False
-
-    def tick_in(self, seconds: float) -> int:
-        return self._clock + round(seconds * self._ticks)
-
-    def at_work(self, client: int) -> Job | None:
-        return self._in_flight.get(client)
-
-    @property
-    def idle(self) -> bool:
-        return not self._in_flight
-
-    def _finish(self, jobs: list[Job]) -> None:
-        super()._finish(jobs)
-        self._inbox.clear()
-        self._failures.clear()
-        for job in jobs:
-            self.grid.deliver(job)
-
-    def _message_to(self, job: Job) -> Message:
-        return self.grid.message_of(job)
-
-    def _take(self, job: Job, content: RecordDict) -> None:
-        """Let through nothing that is not finite; what else a reply must hold the app itself knows."""
-        for array in (array for record in content.array_records.values() for array in record.values()):
-            values = numbers_in(array)
-            require(values.dtype.kind != "f" or bool(np.isfinite(values).all()), Rejection.NOT_FINITE)
-        self.grid.contents[job.name] = content
-        if not isinstance(job.work, AppQuestion):
-            with suppress(RejectedError):  # the app may weigh by something else
-                job.samples = examples(content)
-                self._reported.append((job.samples, metrics(content)))
-
-    def client_measures(self, model: Tensor) -> dict[str, ByClient]:
-        """What clients have said in this round when the app asked them to evaluate."""
-        said: dict[int, Means] = {}
-        for client, content in self.grid.evaluated.items() if self.begun else ():
-            with suppress(RejectedError):
-                said[client] = metrics(content), examples(content)
-        return self._measured(said) if said else {}
-
-    @property
-    def panel(self) -> IntArray:
-        return self.population.ids
-
-    def publish_made_of(self, model: Tensor, jobs: list[Job]) -> None:
-        """The app has made a new model of these jobs."""
-        used = [job for job in jobs if job.outcome == ARRIVED and not isinstance(job.work, AppQuestion)]
-        if not used:
-            self.log("empty_round")
-        self.publish(model, self._updates(used), None)
-
-
 def _trains(message: Message) -> bool:
-    return message.metadata.message_type.startswith(MessageType.TRAIN)
+    """Tell whether there is something in a message to train with: those of a protocol around it have no arrays."""
+    return message.metadata.message_type.startswith(MessageType.TRAIN) and bool(len(message.content.array_records))
+
+
+def _showing(record: ArrayRecord) -> Message:
+    return Message(RecordDict({"arrays": record}), 0, MessageType.EVALUATE)
 
 
 class VirtualGrid(AppGrid):
@@ -169,16 +84,37 @@ class VirtualGrid(AppGrid):
         self._handed: list[Job] | None = None  # since the last version
         self._published = False  # in this round
         self._pushed = self._sleeps = 0
+        self._training: set[str] = set()  # messages that train
+        self._thread, self._shared = threading.get_ident(), False  # whose grid it is; whether another called it
+        self._shown = False  # whether there was a model yet
+        self.trains = False  # whether the app ever had anybody train
+        self._answers: list[Job] = []  # handed, until it had
+
+    def _check_thread(self) -> None:
+        """Raise if, or after, another thread calls: which of two comes first no virtual clock can tell."""
+        self._shared |= threading.get_ident() != self._thread
+        if self._shared:
+            raise UserError("flower.app: its ServerApp sends messages from several threads; send them from its own")
+
+    @property
+    def seconds(self) -> float:
+        return self.server.now
+
+    @property
+    def computing(self) -> bool:
+        return self.server.people.working
 
     # -- what an app sees -------------------------------------------------------------------------------------
 
     def get_node_ids(self) -> Iterable[int]:
         """Who is online; after replies have been handed over, in the round that begins with the next model."""
+        self._check_thread()
         server = self.server
         version = server.version + (self._handed is not None and not self._published)
         return [int(client) for client in OnlineSet(server.population, version, server.now).ids]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._check_thread()
         messages = list(messages)
         for message in messages:
             if not 0 <= message.metadata.dst_node_id < self.server.population.size:
@@ -186,17 +122,20 @@ class VirtualGrid(AppGrid):
         if not messages:
             return []
         self._sleeps = 0
-        self._note_model(messages[0])
+        self._note_model(messages)
         ids = [str(self._pushed + number) for number in range(len(messages))]
         self._pushed += len(ids)
+        copied: dict[int, Any] = {}  # by what it is of: what several messages share is still shared
         for name, message in zip(ids, messages, strict=True):
             message.metadata.__dict__["_message_id"] = name
-            self._messages[name] = message
+            self._messages[name] = copy.deepcopy(message, copied)
             self._expires[name] = self.server.tick_in(message.metadata.ttl)
+        self._training.update(name for name in ids if _trains(self._messages[name]))
         self._start(ids)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._check_thread()
         ids = set(message_ids)
         self._expire()
         if ids and not ids & self._replies.keys():
@@ -233,20 +172,24 @@ class VirtualGrid(AppGrid):
             self._next_round()
 
     @contextmanager
-    def in_charge(self) -> Iterator[None]:
-        """While the ServerApp runs: its sleep is virtual, and its strategy's last model is remembered."""
-        start, real_sleep, thread = Strategy.start, time.sleep, threading.get_ident()
+    def in_charge(self, folder: Path) -> Iterator[None]:
+        """Remember, besides, what a strategy or a server of the old style ends with."""
+        start, fit = Strategy.start, old_server.Server.fit
 
         def started(strategy: Strategy, *args: Any, **options: Any) -> Any:
             result = start(strategy, *args, **options)
             self.last = result.arrays
             return result
 
-        def sleep(seconds: float) -> None:
-            own = threading.get_ident() == thread and not self.server.people.working
-            (self.sleep if own else real_sleep)(seconds)
+        def fitted(server: old_server.Server, *args: Any, **options: Any) -> Any:
+            result = fit(server, *args, **options)
+            self.last = old_style.parameters_to_arrayrecord(server.parameters, keep_input=True)
+            return result
 
-        with standing_in(started, "start", Strategy), standing_in(sleep, "sleep", *SLEEPERS):
+        with ExitStack() as stack:
+            stack.enter_context(super().in_charge(folder))
+            stack.enter_context(standing_in(started, "start", Strategy))
+            stack.enter_context(standing_in(fitted, "fit", old_server.Server))
             yield
 
     # -- messages and jobs ------------------------------------------------------------------------------------
@@ -263,7 +206,7 @@ class VirtualGrid(AppGrid):
             if job is not None and not job.learnt:
                 self.server.cancel([client])
                 del self._jobs[job.name]
-            record, trains = model_in(message.content), _trains(message)
+            record, trains = model_in(message.content), name in self._training
             if client in taken or self.server.at_work(client):
                 self._waiting.setdefault(client, deque()).append(name)
                 continue
@@ -289,7 +232,8 @@ class VirtualGrid(AppGrid):
             return None
 
     def message_of(self, job: Job) -> Message:
-        return self._messages[self._jobs[job.name]]
+        """Give a client a copy of its own, as if it had been sent: others may share the content."""
+        return copy.deepcopy(self._messages[self._jobs[job.name]])
 
     def deliver(self, job: Job) -> None:
         """A job has ended: its reply is there, and its client goes on with the next message that is not too old."""
@@ -318,7 +262,10 @@ class VirtualGrid(AppGrid):
         handed = [(name, *self._replies[name]) for name in self._replies if name in ids]
         for name, reply, job in handed:
             del self._replies[name]
-            if _trains(reply):
+            if not self.trains and job is not None:
+                self._answers.append(job)
+            if name in self._training:
+                self._training.remove(name)
                 self._handed = self._handed or []
                 self._handed += [] if job is None else [job]
             elif reply.metadata.message_type.startswith(MessageType.EVALUATE) and reply.has_content():
@@ -327,15 +274,31 @@ class VirtualGrid(AppGrid):
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
-    def _note_model(self, message: Message) -> None:
-        """A message shows what the app has made of the replies."""
-        vector = self._vector(model_in(message.content))
-        if vector is not None and self._pushed == 0:
-            self.server.model = vector
-        if vector is not None and self._handed is not None and not self._published:
-            self._publish(vector)
-        if _trains(message) and self._published:
+    def _note_model(self, messages: list[Message]) -> None:
+        """Messages show what the app has made of the replies."""
+        trains, vector = _trains(messages[0]), self._model_of(messages)
+        if trains and not self.trains:
+            self.trains, self._answers = True, []
+            self.server.forget_answers()
+        if vector is not None and not self._shown:
+            self.server.model, self._shown = vector, True
+        if (trains or vector is not None) and self._handed is not None and not self._published:
+            self._publish(self.server.model if vector is None else vector)
+        if trains and self._published:
             self._next_round()
+
+    def _model_of(self, messages: list[Message]) -> Tensor | None:
+        """The model, where that is what messages hold, whatever its form."""
+        record = model_in(messages[0].content)
+        vector = self._vector(record)
+        asks = messages[0].metadata.message_type.startswith((MessageType.TRAIN, MessageType.EVALUATE))
+        if record is None or vector is not None or not asks:
+            return vector
+        layout = layout_of(record)
+        if layout is None or any(model_in(message.content) != record for message in messages[1:]):
+            return None
+        self.server.adopt(record, layout)
+        return self.server.model
 
     def _publish(self, vector: Tensor) -> None:
         self.server.publish_made_of(vector, self._handed or [])
@@ -349,8 +312,10 @@ class VirtualGrid(AppGrid):
     def end(self) -> None:
         """The ServerApp has come to its end."""
         server = self.server
-        if self._handed is not None and not self._published:
-            last = self._vector(self.last)
+        if not self.trains and self._answers:
+            server.publish_made_of(server.model, self._answers)
+        elif self._handed is not None and not self._published:
+            last = None if self.last is None else self._model_of([_showing(self.last)])
             if last is None:
                 server.log("unknown_model", why="the app ended without showing what it made of the last replies")
             self._publish(server.model if last is None else last)

@@ -26,7 +26,7 @@ from turnout.server.state import work_of, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
 NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
-FORMAT = 2  # of questions: works and modifiers have short names
+FORMAT = 3  # of questions: works have optimisers and schedules
 _MAGIC = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER = 512  # bytes
 _HEADER = re.compile(

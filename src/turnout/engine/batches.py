@@ -35,6 +35,7 @@ class Jobs:
     options: dict[str, NDArray[np.float64]]  # [k] numbers of the work that differ between clients
     state: Named  # [k, ...]
     ahead: bool = False  # whether some of them are not waited for yet
+    clients: NDArray[np.int64] | None = None  # [k] whose they are, to say so in a sentence; None: the only one's
 
     @property
     def lr(self) -> float | NDArray[np.float64]:
@@ -50,6 +51,7 @@ class Jobs:
             models=[self.models[version] for version in used],
             received=received,
             samples=self.samples.rows(rows),
+            clients=None if self.clients is None else self.clients[rows],
             options={name: values[rows] for name, values in self.options.items()},
             state={name: values[torch.as_tensor(rows, device=values.device)] for name, values in self.state.items()},
         )

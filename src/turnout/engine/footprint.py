@@ -78,6 +78,8 @@ class Footprint:
     def training(self, batch: int) -> int:
         """Bound the bytes of one client's gradient on a batch of so many samples. Sizes are rounded up, to four binary
         digits: those that differ little are measured once, whatever was asked before."""
+        if not self.task.has_gradients:
+            return 0
         step = 1 << max(0, batch.bit_length() - 4)
         size = -(-batch // step) * step
         if size not in self._known:

@@ -9,6 +9,7 @@ before: a resumed run replays the same kernels, and bits stay the same. Nothing 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.core.errors import UserError
+from turnout.core.errors import reason
 from turnout.core.ragged import Picked, Ragged
 from turnout.core.trees import Tree
 from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
@@ -86,6 +87,7 @@ class Call(NamedTuple):
 class GraphedSGD(PlainSGD):
     def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan, chain: Chain | None) -> None:
         super().__init__(task, inputs, targets, plan, chain)
+        self._graphs = plan.graphs  # as long as everything can be captured
         self._space: dict[str, Tensor] = {}  # flat
         self._captured: OrderedDict[tuple[Any, ...], tuple[Callable[[], Any], Any]] = OrderedDict()
         self._known: dict[tuple[Any, ...], Call] = {}
@@ -305,7 +307,7 @@ class GraphedSGD(PlainSGD):
         if shape in self._captured:
             return False
         body()
-        self._captured[shape] = self._capture(body) if self.plan.graphs else (body, body())
+        self._captured[shape] = self._capture(body) if self._graphs else (body, body())
         if len(self._captured) > KEPT:
             self._captured.popitem(last=False)
             self._known.clear()
@@ -320,8 +322,12 @@ class GraphedSGD(PlainSGD):
             with _nothing_collected(), torch.cuda.graph(graph, pool=self._pool):
                 found = body()
         except RuntimeError as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"engine.graphs: model or loss cannot be captured ({why}); set it to false") from error
+            self._graphs = False
+            warnings.warn(
+                f"engine.graphs: model or loss cannot be captured ({reason(error)}), and are called step by step",
+                stacklevel=2,
+            )
+            return body, body()
         return graph.replay, found
 
     def _replay(self, shape: tuple[Any, ...]) -> Any:

@@ -18,9 +18,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from turnout.core.errors import UserError
 from turnout.engine import plain_sgd
 from turnout.engine.chain import Chain, NoChainError
 from turnout.engine.plan import Plan
+from turnout.local.optimisers import SGD
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 
@@ -46,6 +49,10 @@ def select_path(
 ) -> Path:
     """Choose the path of a local work of which the numbers named in `own` differ between clients. The task has been
     examined; `chain` is what `chain_or_reason` says of it, where that is known already."""
+    if isinstance(local, PythonWork):
+        if plan.engine == "ray":
+            raise UserError(f"engine.engine: ray does not carry out a Python function ({local.called}); take auto")
+        return Path(THREADS, f"the work is a Python function, {local.called}")
     if plan.engine == "ray":
         there = select_path(task, local, own, replace(plan, engine="auto"), chain)
         return Path(RAY, f"engine.engine is ray; its workers take {there}")
@@ -102,6 +109,10 @@ def _reason_not_plain(local: LocalSGD, own: Collection[str]) -> str:
     if local.active:
         kinds = ", ".join(type(modifier).__name__ for modifier in local.active)
         return f"local.modifiers change the steps of plain SGD ({kinds})"
+    if type(local.optimiser) is not SGD:
+        return f"local.optimiser is {local.optimiser}, which takes no steps of plain SGD"
+    if local.paces:
+        return f"local.schedules change the learning rate in a job ({type(local.paces[0]).__name__})"
     for name in ("momentum", "weight_decay", "clip_norm"):
         if getattr(local, name) or name in own:
             return f"local.{name} changes the steps of plain SGD"

@@ -30,6 +30,7 @@ from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, pac
 from turnout.engine.chain import Chain
 from turnout.engine.layers import Factored
 from turnout.engine.plan import MIB, Plan
+from turnout.local.optimisers import SGD
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
 from turnout.task.task import Task
@@ -42,7 +43,7 @@ CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are con
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
     """Say whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it
     is `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
-    if work.active:
+    if work.active or work.paces or type(work.optimiser) is not SGD:
         return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     kind: Any = type(work)
@@ -303,7 +304,7 @@ class PlainSGD:
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
                 with torch.enable_grad(), task.held() if task.recomputes else nullcontext():
                     loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
-                    gradients = torch.autograd.grad(loss, list(leaves.values()))
+                    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 for layer, gradient in zip(own.values(), gradients, strict=True):
                     layer.add_(gradient, alpha=-lr)
         return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
@@ -348,4 +349,4 @@ def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
     leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
     with torch.enable_grad():
         total = vmap(partial(_objective, task))(leaves, *arguments).sum()
-        return torch.autograd.grad(total, list(leaves.values()))
+        return torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)

@@ -67,6 +67,7 @@ class Plan(Spelt):
         vectors, and a batch's inputs and activations with their gradients, or what was measured of one if that is
         more."""
         vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
+        vectors += work.optimiser_vectors(task)
         return max(1, self.memory_mib * MIB // (vectors * task.initial.nbytes + max(3 * batch_bytes, measured)))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:

@@ -45,7 +45,7 @@ def probe_ratio(
     if not len(historical):
         raise UserError("stream.fresh: a ratio is estimated on historical clients, and there is none")
     cohort = Cohort(task, population.inputs, population.targets, (plan or Plan()).resolve())
-    work = Probe.extend(local, steps=steps)
+    work = Probe.extend(local, steps=steps, optimiser_state="discarded")
     rows = population.samples(historical, np.zeros(len(historical)))
     key = random.key(seed, "probe", historical)
     with threads(cohort.plan.threads):

@@ -35,7 +35,9 @@ from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
 from turnout.engine.plan import Plan, computing_on
+from turnout.engine.python_path import Caller
 from turnout.local import job, reports
+from turnout.local.python_work import PythonWork
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -71,8 +73,7 @@ class Cohort:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
-        self.inputs = self.place(inputs)
-        self.targets = self.place(targets)
+        self.inputs, self.targets = self.place(inputs), self.place(targets)
         self.sample_bytes = trees.row_bytes(self.inputs)
         self._may_attend = True
         with self.on_device():
@@ -95,6 +96,7 @@ class Cohort:
         self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
         kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
         self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
+        self._caller = Caller(self.task, self.inputs, self.targets, plan)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -139,9 +141,13 @@ class Cohort:
 
     def _train(self, jobs: Jobs, keep_params: bool, may_be_late: bool) -> Trained:
         size, path = self._size(jobs)
+        if jobs.work.schedules and jobs.work.paces:
+            jobs = replace(jobs, options=jobs.options | {"job_steps": size.steps.astype(np.float64)})
         run = self._sequential if path.name == THREADS else self._vectorised
         if path.whole:
             run = self._steps_alone
+        elif isinstance(jobs.work, PythonWork):
+            run = self._caller.train
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
         in_order = size.even or np.array_equal(order, clients)
@@ -189,10 +195,8 @@ class Cohort:
         batch = widest if work.batching == "full" else min(work.batch_size, widest)
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
         path, sample = self.path(work, jobs.options), self.sample_bytes + self.activations
-        measured = 0
-        if self.activations and path.name != paths.CHAIN:  # what a chain holds is known
-            with self.on_device():
-                measured = self.footprint.training(batch) + batch * self.sample_bytes + shuffles
+        apart = path.name == paths.CHAIN or not self.activations  # what a chain holds is known, an app is elsewhere
+        measured = 0 if apart else self.footprint.training(batch) + batch * self.sample_bytes + shuffles
         limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles, measured)
         found = Size(steps, even, limit), path
         self._last_size = work, name, found
@@ -207,7 +211,7 @@ class Cohort:
         if steps[0]:
             delta = self._plain.train(jobs, size)
         else:
-            delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
+            delta = self.task.initial.new_zeros(len(steps), self.task.size)
         payload = {"delta": delta}
         if not jobs.work.report and not keep:
             return payload, {}, {}
@@ -346,7 +350,7 @@ class Cohort:
         workers = min(len(self._single), len(steps))
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
-            {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
+            {name: self.task.initial.new_empty((len(steps), *shape)) for name, shape in shapes.items()}
             for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
         )
 

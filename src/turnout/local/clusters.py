@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from turnout.local.answers import Untrained
+from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -70,6 +71,9 @@ class ClusterSGD(LocalSGD):
         cluster, velocity = carry
         params, velocity = self.descend(params, self.gradient(task, params, carry, batch), velocity)
         return params, (cluster, velocity)
+
+    def remembered(self, carry: Carry) -> State:
+        return carry[1]
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

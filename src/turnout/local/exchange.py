@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from turnout.core.spelling import Spelt
 from turnout.local import reports
 from turnout.local.modifiers import Modifier, Shapes
+from turnout.local.optimisers import SGD, Optimiser, State, Update
 from turnout.local.transforms import Transform
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class Exchange(Spelt):
 
     report: str
     modifiers: tuple[Modifier, ...]
+    optimiser: Optimiser | Update | str
+    optimiser_state: str
 
     @property
     def active(self) -> tuple[Modifier, ...]:
@@ -70,10 +74,27 @@ class Exchange(Spelt):
         """Name what a client keeps between its jobs for the work itself; created as zeros."""
         return {}
 
+    def start_momentum(self, params: Tensor) -> State:
+        raise NotImplementedError
+
+    def optimiser_shapes(self, task: Task) -> Shapes:
+        """Name what a client keeps of its optimiser between its jobs: whether there was one, and every tensor."""
+        if self.optimiser_state != "kept":
+            return {}
+        leaves = tree_leaves(self.start_momentum(torch.empty(task.size, device="meta")))
+        return {"optimiser.begun": ()} | {
+            f"optimiser.{number}": tuple(leaf.shape) for number, leaf in enumerate(leaves)
+        }
+
+    def optimiser_vectors(self, task: Task) -> int:
+        """Count the vectors that an optimiser other than sgd remembers in a job."""
+        leaves = tree_leaves(self.start_momentum(torch.empty(task.size, device="meta")))
+        return sum(leaf.ndim for leaf in leaves if not isinstance(self.optimiser, SGD))
+
     def trained_shapes(self, task: Task) -> Shapes:
-        """Name the same, and what modifiers keep that act in training."""
+        """Name the same, and what its optimiser and the modifiers keep that act in training."""
         added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
-        return self.state_shapes(task) | added
+        return self.state_shapes(task) | self.optimiser_shapes(task) | added
 
     def stored_shapes(self, task: Task) -> Shapes:
         """Name the same, and what transforms keep."""

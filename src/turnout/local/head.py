@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from turnout.core.errors import UserError
+from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -83,9 +85,16 @@ class HeadSGD(LocalSGD):
         trained = torch.where(batch.number < head_steps, head, ~head | self.joint)
         gradient = torch.where(trained, self.gradient(task, params, carry, batch), 0.0)
         moved, moving = self.descend(params, gradient, velocity)
-        if velocity.ndim:
-            velocity = torch.where(trained, moving, velocity)
+        velocity = tree_map(lambda new, old: torch.where(trained, new, old) if old.ndim else new, moving, velocity)
         return torch.where(trained, moved, params), (head_steps, velocity)
+
+    def start_momentum(self, params: Tensor) -> State:
+        """Make what the optimiser remembers, of every parameter by itself: a number of steps, too."""
+        made = super().start_momentum(params)
+        return made if isinstance(made, Tensor) else tree_map(lambda part: part.expand(params.shape).clone(), made)
+
+    def remembered(self, carry: Carry) -> State:
+        return carry[1]
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

@@ -1,25 +1,30 @@
 """A job of one client, as the engine carries it out: the functions of a local work, those of its modifiers beside them.
 
-With modifiers the carry of a job is a pair: the work's own, and what each modifier carries.
+With modifiers the carry of a job is a pair: the work's own, and what each modifier carries. What a client keeps of its
+optimiser takes the place of what that begins with, and is found again in what the work carries to the end.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from turnout.core.errors import UserError
 from turnout.local import transforms
 from turnout.local.exchange import count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
+from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
 
 def begin(work: LocalSGD, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
     """Begin a job: the parameters `[P]` that it starts from, and its carry."""
-    params, carry = work.start(task, received, state, data)
+    going_on = work.bind({"start_momentum": lambda at: _kept_state(work, at, state)}) if work.keeps else work
+    params, carry = going_on.start(task, received, state, data)
     if not (active := work.active):
         return params, carry
     return params, (carry, tuple(modifier.start(task, received, state, data) for modifier in active))
@@ -27,6 +32,8 @@ def begin(work: LocalSGD, task: Task, received: Tensor, state: Named, data: Clie
 
 def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
     """Take one step; modifiers change every gradient that the work takes, and then what came of it."""
+    if work.paces:
+        work = work.at_step(batch.number, work.job_steps)
     if not (active := work.active):
         return work.step(task, params, carry, batch)
     own, kept = carry
@@ -45,11 +52,11 @@ def conclude(
     work: LocalSGD, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
 ) -> tuple[Named, Named]:
     """Conclude a job: what is sent, and what the client keeps."""
-    if not (active := work.active):
+    if not (active := work.active) and not work.keeps:
         return work.answer(task, received, params, carry, state, data)
-    own, kept = carry
+    own, kept = carry if active else (carry, ())
     payload, after = work.answer(task, received, params, own, state, data)
-    after = state | after
+    after = state | after | (_state_kept(work, params, own) if work.keeps else {})
     for modifier, part in zip(active, kept, strict=True):
         payload, after = modifier.finish(task, received, params, part, payload, after, data)
     return payload, after
@@ -86,6 +93,27 @@ def numbers_up(work: LocalSGD, task: Task) -> float:
         return sent
     update = work.update_numbers(task)
     return sent - update + transforms.numbers(work.transforms, update, task.initial.element_size())
+
+
+def _kept_state(work: LocalSGD, params: Tensor, state: Named) -> State:
+    """Give what the optimiser begins with, or what the client has kept of the job before."""
+    leaves, tree = tree_flatten(work.start_momentum(params))
+    begun = state["optimiser.begun"] > 0
+    return tree_unflatten(
+        [torch.where(begun, state[f"optimiser.{number}"], leaf) for number, leaf in enumerate(leaves)], tree
+    )
+
+
+def _state_kept(work: LocalSGD, params: Tensor, carry: Carry) -> Named:
+    """Name what the client keeps of its optimiser."""
+    found = work.remembered(carry)
+    if tree_structure(found) != tree_structure(work.start_momentum(params)):
+        raise UserError(
+            f"local.optimiser_state: {type(work).__name__} carries more than what its optimiser remembers; let its "
+            "`remembered` find that in the carry, or leave it at discarded"
+        )
+    leaves = {f"optimiser.{number}": leaf for number, leaf in enumerate(tree_leaves(found))}
+    return leaves | {"optimiser.begun": params.new_ones(())}
 
 
 def _modified(work: LocalSGD, modifiers: tuple[Modifier, ...], kept: tuple[Kept, ...], asked: list[Tensor]) -> LocalSGD:

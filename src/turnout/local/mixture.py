@@ -23,6 +23,7 @@ from torch import Tensor
 
 from turnout.core.allowed import Count, Positive, Range
 from turnout.core.errors import UserError
+from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.calls import Passes
 from turnout.task.losses import LOSSES
@@ -141,6 +142,10 @@ class MixtureTask(Task):
         states = [self.component.state_dict(mine) for mine in self.split(params).unbind()]
         return {f"{m}.{name}": value for m, state in enumerate(states) for name, value in state.items()}
 
+    @property
+    def frozen(self) -> set[str]:
+        return {f"{m}.{name}" for m in range(self.components) for name in self.component.frozen}
+
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         parts = ({name: state[f"{m}.{name}"] for name in self.layout.names} for m in range(self.components))
         return torch.cat([self.component.from_state_dict(part) for part in parts])
@@ -212,6 +217,9 @@ class MixtureSGD(LocalSGD):
         batch = batch._replace(weights=self.counted(carry, batch.weights, batch.positions))
         params, velocity = super().step(task, params, velocity, batch)
         return params, (shares, weights, velocity)
+
+    def remembered(self, carry: Carry) -> State:
+        return carry[2]
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

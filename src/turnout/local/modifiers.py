@@ -26,6 +26,7 @@ from torch import Tensor
 from turnout.core.allowed import Finite
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
+from turnout.local.optimisers import SGD
 
 if TYPE_CHECKING:
     from turnout.local.sgd import Batch, ClientData, LocalSGD
@@ -152,6 +153,11 @@ class ControlVariates(Modifier):
     def check(self, work: LocalSGD) -> None:
         if np.any(work.momentum):
             raise UserError("local.momentum: SCAFFOLD estimates gradients from plain steps; set it to 0")
+        if type(work.optimiser) is not SGD:
+            raise UserError("local.optimiser: SCAFFOLD estimates gradients from plain steps; leave it at sgd")
+        if work.paces:
+            name = type(work.paces[0]).__name__
+            raise UserError(f"local.schedules: SCAFFOLD estimates gradients from steps of one length; leave {name} out")
 
     def payload_shapes(self, task: Task) -> Shapes:
         return {"control": (task.size,)}

@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from turnout.core.errors import UserError
+from turnout.local.optimisers import SGD, State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task.task import Task
 
@@ -73,10 +75,15 @@ class PulledSGD(KeptModelSGD):
         params, velocity = self.descend(params, gradient, velocity)
         return params, (received, velocity)
 
+    def remembered(self, carry: Carry) -> State:
+        return carry[1]
+
 
 @dataclass(frozen=True)
 class DittoSGD(PulledSGD):
     """Train likewise beside FedAvg's steps, on the same mini-batches; the server is told where the latter lead."""
+
+    one_optimiser: ClassVar[bool] = False
 
     @property
     def gradients(self) -> int:
@@ -111,14 +118,23 @@ class RelatedSGD(PulledSGD):
 
     restates: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.optimiser) is not SGD:
+            raise UserError(
+                f"local.optimiser: MOCHA's pull is a proximal step of gradient descent, and {self.optimiser} goes "
+                "another way; leave it at sgd"
+            )
+
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         own, (_, velocity) = super().start(task, received, state, data)
-        return own, (received, self.lr * self.mu / data.count, velocity)
+        return own, (received, velocity, data.count)
 
     def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
-        received, pull, velocity = carry
+        received, velocity, count = carry
         params, velocity = self.descend(params, self.gradient(task, params, carry, batch), velocity)
-        return (params + pull * received) / (1 + pull), (received, pull, velocity)
+        pull = self.lr * self.mu / count
+        return (params + pull * received) / (1 + pull), (received, velocity, count)
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,8 @@ class MoreauSGD(KeptModelSGD):
 
     Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020 (pFedMe), algorithm 1.
     """
+
+    one_optimiser: ClassVar[bool] = False
 
     mu: float = 1.0
     outer_lr: float = 0.1
@@ -183,6 +201,8 @@ class InterpolatedSGD(KeptModelSGD):
 
     Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020 (APFL), algorithm 1.
     """
+
+    one_optimiser: ClassVar[bool] = False
 
     alpha: float = 0.5
     adaptive: bool = False

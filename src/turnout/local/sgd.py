@@ -10,6 +10,7 @@ under `vmap` over the cohort, or one client after another. Shapes in the signatu
 Fields that hold a number may be given per client by `Server.invite`; inside these functions they are then scalars of
 that client. Tensor fields are the same for all (models to choose from that the server sends along). `modifiers` are
 threaded beside: every gradient that a work takes by `self.gradient` is theirs to change, see `turnout.local.modifiers`.
+Every step that it takes by `self.descend` is its `optimiser`'s, see `turnout.local.optimisers`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ from turnout.core import trees
 from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.trees import Tree
-from turnout.local import reports, transforms
+from turnout.local import reports, schedules, transforms
 from turnout.local.exchange import Exchange
 from turnout.local.modifiers import Modifier
+from turnout.local.optimisers import OPTIMISERS, SGD, Optimiser, State, Update, chosen, used
+from turnout.local.schedules import Schedule
 from turnout.task.task import Task
 
 Carry = Any  # whatever a work keeps between two steps of one job: tensors in tuples, lists or dicts
 Named = dict[str, Tensor]
 _Length = Annotated[int, Range(0, 10**9)]
+_PLAIN = SGD()
+Stepping = Annotated[Optimiser | Update | str, OneOf(tuple(OPTIMISERS))]
 
 
 class Batch(NamedTuple):
@@ -85,11 +90,6 @@ class ClientData:
         return values.sum(0) / self.count
 
 
-def _used(number: float | Tensor) -> bool:
-    """Say whether an option matters: a client's own number (a tensor) always may."""
-    return isinstance(number, Tensor) or number != 0
-
-
 @dataclass(frozen=True)
 class LocalSGD(Exchange):
     """Train by `theta <- theta - lr * grad`, over mini-batches, from the model received.
@@ -101,14 +101,17 @@ class LocalSGD(Exchange):
     - `fixed`: one drawn batch for all steps of the job;
     - `full`: all samples at every step.
 
-    Momentum starts from zero in every job. `clip_norm` bounds the norm of each mini-batch gradient. A job that begins
-    from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`.
+    An `optimiser` other than sgd makes the step of the gradient. What it remembers, momentum too, starts from zero in
+    every job, unless the client keeps it. `clip_norm` bounds the norm of each mini-batch gradient. A job that begins
+    from version t of the model has the learning rate `lr * lr_decay^t / (t + 1)^lr_power`, times what `schedules` say.
     """
 
     section: ClassVar[str] = "local"
     gone: ClassVar[Mapping[str, Callable[[Any], UserError]]] = {"transform": transforms.gone}
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
+    one_optimiser: ClassVar[bool] = True  # whether the steps of a job are those of one optimiser, which can be kept
+    job_steps: ClassVar[float] = 0  # of a job under way, which `paces` go by: the engine says
 
     lr: Finite  # learning rate
     epochs: _Length = 1  # passes over the samples
@@ -122,9 +125,21 @@ class LocalSGD(Exchange):
     lr_power: Finite = 0.0  # the learning rate falls as (version + 1)^-power
     report: str = ""  # what clients also say of the model they received: see `turnout.local.reports`
     modifiers: tuple[Modifier, ...] = ()  # what is added to it: see `turnout.local.modifiers` and `.transforms`
+    nesterov: bool = False  # whether a step with momentum looks ahead along its speed
+    optimiser: Stepping = _PLAIN  # what takes the steps
+    optimiser_state: Annotated[str, OneOf(("discarded", "kept"))] = "discarded"  # what it remembers, after a job
+    schedules: tuple[Schedule, ...] = ()  # how lr changes in a job and over versions: see `turnout.local.schedules`
 
     def __post_init__(self) -> None:
         reports.parse(self.report)
+        object.__setattr__(self, "optimiser", chosen(self.optimiser))
+        object.__setattr__(self, "schedules", schedules.listed(self.schedules))
+        self.stepper.check(self)
+        if self.optimiser_state == "kept" and not self.one_optimiser:
+            raise UserError(
+                f"local.optimiser_state: a job of {type(self).__name__} has not one optimiser from its first step to "
+                "its last; leave it at discarded"
+            )
         object.__setattr__(self, "modifiers", transforms.listed(self.modifiers))
         transforms.check_all(self)
 
@@ -141,7 +156,7 @@ class LocalSGD(Exchange):
     def like(cls, training: LocalSGD, **more: Any) -> Self:
         """Make this kind of work, which does not train, for clients that train like that."""
         settings = {part.name: getattr(training, part.name) for part in fields(LocalSGD)}
-        return cls(**settings | {"modifiers": ()} | more)
+        return cls(**settings | {"modifiers": (), "optimiser_state": "discarded"} | more)
 
     def lost_to(self, other: str) -> UserError:
         """Say that another work would take the place of this one."""
@@ -184,6 +199,16 @@ class LocalSGD(Exchange):
         return self if len(own) == len(self.modifiers) else self.bind({"modifiers": own})
 
     @property
+    def keeps(self) -> bool:
+        """Say whether a client keeps what its optimiser remembers."""
+        return self.optimiser_state == "kept"
+
+    @property
+    def stepper(self) -> Optimiser:
+        """Give the optimiser, as which a name or a function was taken."""
+        return cast(Optimiser, self.optimiser)
+
+    @property
     def parts(self) -> dict[str, LocalSGD | Modifier]:
         """Name the work and its modifiers, by what stands before the names of their numbers in `bind`."""
         return {"": self} | {f"modifiers.{place}.": modifier for place, modifier in enumerate(self.modifiers)}
@@ -192,18 +217,31 @@ class LocalSGD(Exchange):
         """Compute what the learning rate is multiplied by in jobs that begin from that version."""
         t = np.asarray(version, np.float64)
         factor: NDArray[np.float64] = self.lr_decay**t / (t + 1) ** self.lr_power
+        if over := [schedule for schedule in self.schedules if not schedule.in_job]:
+            factor = factor * schedules.product(over, torch.from_numpy(t), torch.ones(())).numpy()
         return factor
 
     def at(self, version: int) -> Self:
         """Make the same work with the learning rate of jobs that begin from that version."""
         if not self.scheduled:
             return self
-        return self.bind({"lr": self.lr * float(self.lr_factor(version)), "lr_decay": 1.0, "lr_power": 0.0})
+        now = {"lr": self.lr * float(self.lr_factor(version)), "lr_decay": 1.0, "lr_power": 0.0}
+        return self.bind(now | {"schedules": self.paces})
 
     @property
     def scheduled(self) -> bool:
         """Say whether the learning rate changes from version to version."""
-        return self.lr_decay != 1 or self.lr_power != 0
+        return self.lr_decay != 1 or self.lr_power != 0 or len(self.paces) < len(self.schedules)
+
+    @property
+    def paces(self) -> tuple[Schedule, ...]:
+        """List the schedules by which the learning rate changes from step to step of a job."""
+        return tuple(schedule for schedule in self.schedules if schedule.in_job)
+
+    def at_step(self, number: int, steps: float | Tensor) -> Self:
+        """Make the same work with the learning rate of that step of a job of so many."""
+        total = steps if isinstance(steps, Tensor) else torch.tensor(steps, dtype=torch.float64)
+        return self.bind({"lr": self.lr * schedules.product(self.paces, torch.full_like(total, number), total)})
 
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
         """Count the steps of a job on `counts` samples."""
@@ -230,18 +268,38 @@ class LocalSGD(Exchange):
 
     def effective_steps(self, steps: ArrayLike) -> NDArray[np.float64]:
         """Compute |a|_1, the total weight of the local gradients in the difference returned (FedNova's a_i): K for
-        plain SGD, (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum with momentum."""
+        plain SGD, (1 - (1 - lr pull)^K) / (lr pull) when each step is pulled back, the momentum sum A with momentum (K
+        + momentum A with Nesterov's), the sum of the factors of a schedule."""
+        if type(self.optimiser) is not SGD:
+            raise UserError(
+                f"local.optimiser: FedNova's weights know the effective steps of sgd, not of {self.optimiser}"
+            )
         steps = np.asarray(steps, np.float64)
         pull = np.broadcast_to(np.asarray(self.lr, np.float64) * self.pull, steps.shape)
+        if self.paces:
+            if self.momentum or np.any(pull):
+                raise UserError(
+                    "local.schedules: FedNova's weights know the effective steps of a schedule in a job without "
+                    "local.momentum and without a pull (mu, weight_decay)"
+                )
+            return self._paced_steps(steps)
         if self.momentum:
             if np.any(pull):
                 raise UserError(
                     "fednova: it knows the effective steps with local.momentum or with a pull (mu, weight_decay)"
                 )
             rho = self.momentum
-            return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+            total: NDArray[np.float64] = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+            return steps + rho * total if self.nesterov else total
         effective: NDArray[np.float64] = np.divide(1 - (1 - pull) ** steps, pull, out=steps.copy(), where=pull > 0)
         return effective
+
+    def _paced_steps(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum what the learning rate of each step of a job is multiplied by."""
+        kinds, place = np.unique(steps, return_inverse=True)
+        numbers = (torch.arange(count, dtype=torch.float64) for count in kinds)
+        sums = [float(schedules.product(self.paces, each, torch.full_like(each, len(each))).sum()) for each in numbers]
+        return np.array(sums)[place].reshape(steps.shape)
 
     @property
     def gradients(self) -> int:
@@ -266,8 +324,13 @@ class LocalSGD(Exchange):
     def start(self, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
         return received, self.start_momentum(received)
 
-    def start_momentum(self, params: Tensor) -> Tensor:
-        return torch.zeros_like(params) if _used(self.momentum) else params.new_zeros(())
+    def start_momentum(self, params: Tensor) -> State:
+        """Make what `descend` carries from step to step: of sgd the speed, of other optimisers what they remember."""
+        return self.stepper.start(self, params)
+
+    def remembered(self, carry: Carry) -> State:
+        """Find in the carry what `start_momentum` has made and `descend` has changed."""
+        return carry
 
     def counted(self, carry: Carry, weights: Tensor, positions: Tensor) -> Tensor:
         """Weigh samples at these positions of mini-batches `[..., B]`, which have these weights."""
@@ -285,18 +348,13 @@ class LocalSGD(Exchange):
     def step(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> tuple[Tensor, Carry]:
         return self.descend(params, self.gradient(task, params, carry, batch), carry)
 
-    def descend(self, params: Tensor, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step of torch.optim.SGD: clip, decay, momentum, move."""
+    def descend(self, params: Tensor, gradient: Tensor, velocity: State) -> tuple[Tensor, State]:
+        """Take one step as torch.optim does: clip, decay, and what the optimiser makes of it."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
-        if _used(self.weight_decay):
+        if used(self.weight_decay) and not self.stepper.decoupled:
             gradient = gradient + self.weight_decay * params
-        lr = cast(float | Tensor, self.lr)  # a client's own: a tensor
-        if _used(self.momentum):
-            gradient = velocity = velocity.mul(self.momentum).add(gradient)
-        if isinstance(lr, Tensor):
-            return params - lr * gradient, velocity
-        return params.add(gradient, alpha=-lr), velocity
+        return self.stepper.step(self, gradient, velocity, params)
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

@@ -1,5 +1,5 @@
-"""log.txt: every event, a line each; plan.json: every choice of the engine, the paths that local work took with their
-reasons, and what was timed."""
+"""log.txt: every event, a line each, and below it the traceback of a failure in a user's code; plan.json: every choice
+of the engine, the paths that local work took with their reasons, and what was timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import append_lines, as_json_text, read_json, write_text
 from turnout.engine.plan import Plan
 from turnout.record.run_folder import FORMAT, RunFolder
-from turnout.server.observer import Event, Observer
+from turnout.server.observer import TRACEBACK, Event, Observer
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -24,7 +24,8 @@ class Log(Observer):
         self.path = path
 
     def on_event(self, server: Server, event: Event) -> None:
-        append_lines(self.path, [str(event)])
+        trace = str(event.facts.get(TRACEBACK, ""))
+        append_lines(self.path, [str(event), *(f"    {line}" for line in trace.splitlines())])
 
     on_path = on_event
 

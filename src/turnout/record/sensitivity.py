@@ -20,6 +20,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import append_lines, as_json_text, write_text
 from turnout.core.random import FloatArray
 from turnout.local.modifiers import Proximal
+from turnout.local.optimisers import SGD
 from turnout.local.sgd import LocalSGD
 from turnout.record.branch import Models, Table, Turn, superseded
 from turnout.record.signed import record_resume
@@ -130,6 +131,7 @@ class Sensitivity(Observer):
             facts["client_state"] |= bool(work.stored_shapes(server.task))
             facts["proximal"] |= bool(work.pull > work.weight_decay)
             facts["other_work"] |= type(work) is not LocalSGD or any(type(part) is not Proximal for part in work.active)
+            facts["other_work"] |= type(work.optimiser) is not SGD or bool(work.paces)
         smooth = self.settings.smoothness
         if smooth is not None and "expansive" not in facts:
             whole = smooth + facts["largest_pull"]

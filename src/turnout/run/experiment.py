@@ -11,7 +11,7 @@ import torch
 
 from turnout.algorithms._algorithm import Algorithm
 from turnout.clients.population import Population
-from turnout.core.errors import UserError
+from turnout.core.errors import RecordedError, UserError
 from turnout.core.files import as_json_text, write_durably, write_tensors, write_text
 from turnout.core.spelling import Spelt, spelt
 from turnout.engine.plan import Plan
@@ -195,8 +195,10 @@ def execute(
             run.make(overwrite)
         try:
             return _execute(experiment, run, checkpoint_every, resume, observers, kind, configuration)
-        except Exception:
-            if not run.has_checkpoint:
+        except Exception as error:
+            if isinstance(error, RecordedError):
+                run.settle()
+            elif not run.has_checkpoint:
                 run.undo()
             raise
 
@@ -260,8 +262,8 @@ def _execute(
         run.seal()
     try:
         server.run()
-    except UserError:
-        if run is not None and server.version == 0:
+    except UserError as error:
+        if run is not None and server.version == 0 and not isinstance(error, RecordedError):
             run.undo()
         raise
     spent = {} if energy is None else energy.findings
@@ -307,7 +309,8 @@ def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    state = {name: value.contiguous() for name, value in result.state_dict().items()}
+    left_out = result.server.task.frozen
+    state = {name: value.contiguous() for name, value in result.state_dict().items() if name not in left_out}
     write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))

@@ -23,6 +23,7 @@ from turnout.aggregation.rules import Rule
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
+from turnout.server import ensembles
 from turnout.server.privacy import check_summed
 from turnout.server.updates import Updates
 
@@ -55,6 +56,7 @@ class Law:
             counted, weights = self._finite_rows(server, counted, weights)
         if self.weigh is not None and len(counted):
             weights = self.weigh.of(server, counted, weights)
+        counted, weights = ensembles.counted(server, counted, weights)
         if server.privacy is not None:
             weights = server.privacy.bounded(counted.clients, weights)
         applied = self._apply(server, counted, weights)
@@ -75,6 +77,7 @@ class Law:
         if model.shape != server.model.shape or model.dtype != server.model.dtype:
             wanted = tuple(server.model.shape)
             raise UserError(f"publish: a model of shape {wanted} is needed, not {tuple(model.shape)}")
+        ensembles.check_published(server)
         if server.privacy is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)

@@ -20,8 +20,9 @@ from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local import transforms
 from turnout.local.job import check_names
+from turnout.local.python_work import find_functions
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server import privacy
+from turnout.server import ensembles, privacy
 from turnout.server.dispatch import FOREVER, Invitation
 from turnout.server.flight import Waiting
 from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
@@ -98,6 +99,7 @@ class Mailbox(Server):
         if self._hides:
             privacy.check_alone(work, self)
         self._make_ready(ids)
+        work = ensembles.placed(self, work, self._numbers, len(ids))
         work, options = _split(work, len(ids))
         numbers = self._numbers[ids]
         self._numbers[ids] = numbers + 1
@@ -323,6 +325,7 @@ class Mailbox(Server):
         super().load(facts, tensors)
         self._numbers = tensors["numbers"].numpy().copy()
         every = load_jobs(facts["jobs"], unnest("jobs", tensors), self.plan.device)
+        find_functions([job.work for job in every], self.algorithm)
         places = {place: [every[i] for i in positions] for place, positions in facts["places"].items()}
         self._inbox, self._failures, self._rounds.ended = places["inbox"], places["failures"], [places["ended"]]
         used = iter(places["used"])
@@ -351,7 +354,7 @@ def _split(work: LocalSGD, count: int) -> tuple[LocalSGD, dict[str, FloatArray]]
     for name, value in given.items():
         if value.shape != (count,):
             raise UserError(f"local.{name}: {value.size} values for {count} invited clients")
-    for name in ("batch_size", "batching"):
+    for name in ("batch_size", "batching", *(["momentum"] if work.keeps else [])):  # a speed that is kept has one shape
         if name in given:
             raise UserError(f"local.{name}: it must be the same for all clients of an invitation")
     return work.bind(dict.fromkeys(given, 0)), {name: value.astype(np.float64) for name, value in given.items()}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from turnout.server.updates import Updates
 
 
+TRACEBACK = "traceback"  # the name of a fact that is many lines: the log has it, the display does not
 _NO_WEIGHTS, _NO_STALENESS = np.zeros(0), np.zeros(0, np.int64)
 
 # What the history says of every round, here of one in which nothing happened.
@@ -35,7 +36,7 @@ class Event:
     facts: dict[str, Any]
 
     def __str__(self) -> str:
-        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
+        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items() if name != TRACEBACK)
         return f"round {self.round}, {self.time:.6g} s: {self.kind.replace('_', ' ')}" + (
             f" ({facts})" if facts else ""
         )

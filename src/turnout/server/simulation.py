@@ -30,6 +30,7 @@ from turnout.engine.blocks import Block
 from turnout.engine.engine import engine_for
 from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
+from turnout.server import ensembles
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
 from turnout.server.jobs import ARRIVED, Crew, Job, together
@@ -61,6 +62,7 @@ class Simulation(Mailbox):
         return self._dispatch.demand(work).durations
 
     def push_seconds(self, copies: int, work: LocalSGD) -> float:
+        work = ensembles.sized(self, work)
         return self.population.links.push_seconds(copies, self._dispatch.demand(work).bytes_down)
 
     def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
@@ -232,6 +234,7 @@ class Simulation(Mailbox):
             options,
             self._store.get(keeps, clients) if keeps else {},
             ahead,
+            clients,
         )
         kept = self.algorithm.clients_keep == "models"
         for rows, payload, state, own in self._engine.train(order, [job.version for job in jobs], kept):
@@ -248,6 +251,7 @@ class Simulation(Mailbox):
             self.population.samples(clients, np.full(count, crew.sent_at / self._ticks)),
             {},
             {},
+            clients=clients,
         )
         self._trained = True
         results = self._engine.train(order, [crew.version] * count, keep_params=False)

@@ -15,12 +15,15 @@ from turnout.core.errors import UserError
 from turnout.engine.blocks import Block
 from turnout.local import transforms
 from turnout.local.modifiers import Modifier
+from turnout.local.optimisers import Optimiser
+from turnout.local.schedules import Schedule
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server.jobs import Job
 
 Facts = dict[str, Any]
 
 _TRAINED = ("result", "state", "local")
+_OF_WORK = ("modifiers", "optimiser", "schedules")  # its parts
 _NESTED = ("received", "work", *_TRAINED)
 
 
@@ -90,7 +93,7 @@ def _known(place: str, root: type[Any], what: str, name: str) -> type[Any]:
         raise UserError(f"{place}: it asks for the {what} {name}, which is not known here; import what defines it")
     if len(found) > 1:
         modules = " and ".join(sorted(kind.__module__ for kind in found))
-        raise UserError(f"{place}: {modules} both define a {what} {name}; give one of them another name")
+        raise UserError(f"{place}: {modules} both define the {what} {name}; give one of them another name")
     return found[0]
 
 
@@ -102,19 +105,27 @@ def _kinds(root: type[Any]) -> Iterator[type[Any]]:
 
 def work_parts(work: LocalSGD) -> tuple[str, dict[str, Any], Named]:
     """Take a work apart: its class by name, numbers and words, and tensors, as a checkpoint or a message can hold.
-    Modifiers are a list of names and numbers; their tensors are called as in `LocalSGD.bind`."""
+    Modifiers and schedules are lists of names and numbers, an optimiser is one such pair; tensors of modifiers are
+    called as in `LocalSGD.bind`."""
     values, tensors = _values(work)
     modifiers = []
     for before, part in list(work.parts.items())[1:]:
         plain, own = _values(part)
         modifiers.append([type(part).__name__, plain])
         tensors |= {before + name: value for name, value in own.items()}
-    return type(work).__name__, values | {"modifiers": modifiers}, tensors
+    others: list[Optimiser | Schedule] = [work.stepper, *work.schedules]
+    optimiser, *schedules = [[type(part).__name__, _values(part)[0]] for part in others]
+    return (
+        type(work).__name__,
+        values | {"modifiers": modifiers, "optimiser": optimiser, "schedules": schedules},
+        tensors,
+    )
 
 
-def _values(part: LocalSGD | Modifier) -> tuple[dict[str, Any], Named]:
+def _values(part: LocalSGD | Modifier | Optimiser | Schedule) -> tuple[dict[str, Any], Named]:
     """Separate numbers and words from tensors."""
-    values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "modifiers"}
+    saved = (each.name for each in fields(part) if each.name not in _OF_WORK and each.metadata.get("saved", True))
+    values = {name: getattr(part, name) for name in saved}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if name not in tensors}
     for name, value in plain.items():
@@ -135,7 +146,19 @@ def work_of(place: str, name: str, values: Mapping[str, Any], tensors: Named) ->
         object.__new__(_known(place, Modifier, "modifier", kind)).bind(own) for kind, own in values.pop("modifiers", [])
     )
     work: LocalSGD = object.__new__(_known(place, LocalSGD, "local work", name))
-    return work.bind(values | {"modifiers": modifiers}).bind(tensors)
+    parts: Facts = {"modifiers": modifiers}
+    if "optimiser" in values:
+        parts["optimiser"] = _read(place, Optimiser, "optimiser", *values.pop("optimiser"))
+        parts["schedules"] = tuple(_read(place, Schedule, "schedule", *each) for each in values.pop("schedules"))
+    return work.bind(values | parts).bind(tensors)
+
+
+def _read(place: str, root: type[Any], what: str, name: str, values: Mapping[str, Any]) -> Any:
+    """Make a part again of its name and numbers."""
+    part = object.__new__(_known(place, root, what, name))
+    for option, value in values.items():
+        object.__setattr__(part, option, value)
+    return part
 
 
 def _former(name: str, values: Facts, tensors: Named) -> tuple[str, Facts, Named]:

@@ -43,6 +43,7 @@ MEASURED = 64  # samples, spread over all, whose targets the measures are given
 CLOSE = 1e-3, 1e-5  # values that differ by at most these shares of themselves and of the largest are the same
 ROUGHLY = 5e-2, 5e-2  # where products may be rounded to few bits
 LARGE = 16.0  # times what outputs are
+_INSTEAD = "draw there with functions of torch alone (dropout, torch.rand and the like), in training mode"
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
@@ -82,7 +83,8 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     few = rows[torch.arange(PASSED, device=device) * len(rows) // PASSED]
     x, y = trees.at(inputs, few), trees.at(targets, few)
     params = task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
-    close = CLOSE if device.type == "cpu" and not task.bfloat16 else ROUGHLY
+    exact = device.type == "cpu" or task.initial.dtype == torch.float64
+    close = CLOSE if exact and not task.bfloat16 else ROUGHLY
     outputs, couples = _pass_twice(task, params, x, close)
     if all(leaf.ndim and len(leaf) == PASSED for leaf in _tensors_of(outputs)):
         repeated = torch.arange(len(rows), device=device) % PASSED
@@ -100,6 +102,8 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
             coupled.add(name)
     if "loss" in coupled:
         couples = couples or "the loss looks at the other samples of a batch"
+    if not task.has_gradients:
+        return Findings(measures, frozenset(coupled), couples, False, False)
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
         recomputes = trial.recomputes()
@@ -183,8 +187,8 @@ def _unlike(one: Tensor, other: Tensor, close: tuple[float, float]) -> bool:
 
 
 @contextmanager
-def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
-    """Refuse what draws from a global generator; all of them are left as they were."""
+def draws_nothing(what: str, device: torch.device, instead: str = _INSTEAD) -> Iterator[None]:
+    """Refuse what draws from a global generator, and say what to do; all of them are left as they were."""
     before = _generators(device)
     try:
         yield
@@ -197,10 +201,7 @@ def draws_nothing(what: str, device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(before["CUDA"], device)
     for name, state in before.items():
         if not _same(state, now[name]):
-            raise UserError(
-                f"{what} draws from {name}'s generator, which cannot be replayed; draw there with functions of torch "
-                "alone (dropout, torch.rand and the like), in training mode"
-            )
+            raise UserError(f"{what} draws from {name}'s generator, which cannot be replayed; {instead}")
 
 
 def _generators(device: torch.device) -> dict[str, Any]:

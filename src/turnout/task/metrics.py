@@ -152,12 +152,11 @@ class TopK(Metric):
         return ClassAccuracy(layout, self.k)
 
 
+Given = Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None
 METRICS: dict[str, type[Metric]] = {"accuracy": Accuracy, "top_k": TopK}
 
 
-def chosen(
-    metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None, loss: Any
-) -> dict[str, SampleFunction]:
+def chosen(metrics: Given, loss: Any) -> dict[str, SampleFunction]:
     """Make the metrics of that name, `accuracy,top_k`, or a list of names and metrics; functions stay what they
     are, in a list under their own names. None: the accuracy that goes with the loss."""
     if metrics is None:

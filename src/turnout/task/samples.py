@@ -25,6 +25,7 @@ from turnout.core.trees import Tree
 from turnout.task.draws import KeyedDraws
 
 Parts = tuple[Callable[..., Tree], ...]
+Given = str | Callable[..., Tree] | Sequence[Any] | None
 
 
 class Shown(Spelt):

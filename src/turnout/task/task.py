@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -25,63 +25,9 @@ from turnout.task.calls import Passes, Places, answer, invoke
 from turnout.task.draws import KeyedDraws
 from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
-from turnout.task.losses import Loss, SampleFunction
-from turnout.task.metrics import Metric
-from turnout.task.models import LSTM, find_batchnorm
-from turnout.task.samples import Parts
-
-RECURRENT = (nn.RNNBase, LSTM)
-
-
-def _features(layer: nn.Module, output: Any) -> Tensor | None:
-    """What a layer gives, `[B, ...]`; of a recurrent one the final hidden state of its last layer; else None."""
-    if isinstance(layer, nn.RNNBase):
-        state = output[1]
-        return cast(Tensor, (state[0] if isinstance(state, tuple) else state)[-1])
-    if isinstance(layer, LSTM):
-        return cast(Tensor, output[:, -1])
-    return output if isinstance(output, Tensor) else None
-
-
-def no_features(layer: str) -> UserError:
-    return UserError(f"layer: {layer!r} gives no tensor when the model is called; choose another")
-
-
-def find_layer(module: nn.Module, name: str) -> nn.Module:
-    """The layer of that name; the empty name is the model itself."""
-    layers: dict[str, nn.Module] = dict(module.named_modules())
-    if name not in layers:
-        raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
-    return layers[name]
-
-
-def last_linear(module: nn.Module) -> nn.Linear:
-    """The last fully connected layer."""
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UserError("layer: the model has no fully connected layer; name the one whose output represents a sample")
-    return layers[-1]
-
-
-def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What a call of the model returns, and `[B, ...]` what a layer gives meanwhile (the last time it is asked) before
-    what follows it; of a recurrent layer the final hidden state. Without a name: what the last fully connected layer is
-    given."""
-    seen: Tensor | None = None
-
-    def look(watched: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
-        nonlocal seen
-        features = inputs[0] if layer is None else _features(watched, output)
-        seen = None if features is None else features.clone()  # what follows may work in place
-
-    hook = (last_linear(module) if layer is None else find_layer(module, layer)).register_forward_hook(look)
-    try:
-        outputs = call()
-    finally:
-        hook.remove()
-    if seen is None:
-        raise no_features(layer or "the last fully connected layer")
-    return outputs, seen
+from turnout.task.inside import features_of, find_layer, look_inside
+from turnout.task.losses import SampleFunction
+from turnout.task.models import find_batchnorm
 
 
 def _copied(
@@ -130,19 +76,20 @@ class Task(Spelt):
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
-    preparing: Parts = ()
-    augmenting: Parts = ()
+    preparing: samples.Parts = ()
+    augmenting: samples.Parts = ()
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None = None,
+        metrics: measuring.Given = None,
         seed: int | None = None,
-        prepare: str | Callable[..., Tree] | Sequence[Any] | None = None,
-        augment: str | Callable[..., Tree] | Sequence[Any] | None = None,
+        prepare: samples.Given = None,
+        augment: samples.Given = None,
     ) -> None:
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
@@ -164,9 +111,9 @@ class Task(Spelt):
         key_dropout(self.module.train())
         self._set_mode(True)
         self.loss = losses.chosen(loss)
-        self._answers = isinstance(self.loss, (Loss, _Loss))
+        self._answers = isinstance(self.loss, (losses.Loss, _Loss))
         self.metrics = measuring.chosen(metrics, self.loss)
-        self.may_not_fit = metrics is None and not isinstance(self.loss, Loss)  # until `examine` has looked
+        self.may_not_fit = metrics is None and not isinstance(self.loss, losses.Loss)  # until `examine` has looked
         self.preparing = samples.parts("prepare", prepare, samples.PREPARE)
         self.augmenting = samples.parts("augment", augment, samples.AUGMENT)
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -186,6 +133,8 @@ class Task(Spelt):
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
         moved.module = _copied(self.module, self.layout.names, device, dtype)
+        if isinstance(self.loss, nn.Module):  # its weights of classes
+            moved.loss = copy.deepcopy(self.loss).to(device=device, dtype=dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         moved.loss = losses.moved(self.loss, device, dtype)
         moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
@@ -365,7 +314,7 @@ class Task(Spelt):
         def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
             nonlocal total
             total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
-            features = _features(layer, output)
+            features = features_of(layer, output)
             shapes.pop(name, None)  # in the order of the last calls
             if features is not None:
                 shapes[name] = tuple(features.shape[1:])
@@ -389,6 +338,12 @@ class Task(Spelt):
         named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
         state: dict[str, Tensor] = self.module.state_dict()
         return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of parameters that are not trained, and second names of tensors: what a saved model does without."""
+        names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        return names - set(self.layout.names)
 
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """`[P]` the parameters in a `state_dict`."""
