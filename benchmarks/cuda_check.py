@@ -89,6 +89,7 @@ def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Expe
     kind, equal = model.removesuffix(" of equals"), model.endswith(" of equals")
     factory, shape = {
         "linear": (lambda: linear(20, 10), (20,)),
+        "augmented": (smooth, (1, 28, 28)),
         "smooth": (smooth, (1, 28, 28)),  # where a maximum is nearly tied, rounding decides: compare without any
         "cnn": (cnn_mnist, (1, 28, 28)),
         "images": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)), (1, 28, 28)),
@@ -101,7 +102,13 @@ def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Expe
     engine = "auto" if device == "cpu" else "vectorised"
     plan = Plan(device=device, precision=precision, engine=engine, memory_mib=8192)
     world = people(shape, equal) if shape else texts()
-    return Experiment(Task(factory), world, algorithm, stopping=Stopping(rounds), plan=plan)
+    shown: dict[str, Any] = {
+        "loss": turnout.tasks.CrossEntropy(smoothing=0.1, weights=tuple(1.0 + np.arange(10))),
+        "prepare": turnout.tasks.Normalise(mean=(0.1,), std=(2.0,)),
+        "augment": "crop,flip,noise,cutout",
+    }
+    task = Task(factory, **shown if kind == "augmented" else {})
+    return Experiment(task, world, algorithm, stopping=Stopping(rounds), plan=plan)
 
 
 def run(model: str, device: str, precision: str) -> Tensor:
@@ -112,7 +119,17 @@ def engine(device: str) -> Checks:
     keys = torch.from_numpy(key(3, "check", np.arange(1000)))
     on_device = mix(keys.to(device)[:, None] + torch.arange(1, 9, device=device) * GOLDEN).cpu().numpy()
     yield "same integers as numpy", bool((on_device == bits(keys.numpy(), 8)).all())
-    alike = ("linear", "smooth", "linear of equals", "smooth of equals", "images of equals", "gpt", "vit", "lora")
+    alike = (
+        "linear",
+        "smooth",
+        "linear of equals",
+        "smooth of equals",
+        "images of equals",
+        "gpt",
+        "vit",
+        "lora",
+        "augmented",
+    )
     for model in alike:
         exact, start = run(model, "cpu", "float64"), experiment(model, "cpu", "float64").task.initial.double()
         for precision, bound in (("float64", 1e-9), ("float32", WITHIN), ("tf32", 1e-2)):

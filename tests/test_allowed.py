@@ -123,12 +123,19 @@ FREE = {
     **dict.fromkeys(("run.name", "run.folder", "run.measure", "engine.address"), "names of the user's own"),
     **dict.fromkeys(("algorithm.head", "algorithm.layer", "sampler.layer", "serve.layer"), "layers of a model"),
     **dict.fromkeys(("data.client", "data.target", "availability.variant"), "columns or rows of a file"),
-    **dict.fromkeys(("data.function", "model.loss"), "a function of the user's own, module:function, as well"),
+    **dict.fromkeys(
+        ("data.function", *(f"task.{name}" for name in ("loss", "metrics", "prepare", "augment"))),
+        "a function of the user's own, module:function, as well",
+    ),
     **dict.fromkeys(("network.underlay", "network.overlay", "network.center"), "a file, or a silo's name, as well"),
     **dict.fromkeys(("network.access", "network.core"), "rates with their units"),
     **dict.fromkeys(("algorithm.index", "serve.index"), "a string of faiss.index_factory as well"),
     **dict.fromkeys(("engine.device", "local.report"), "several words with a grammar of their own"),
     "algorithm.weighting": "a name, or a share",
+    **{
+        f"task.{name}.ignore": "any number may stand where nothing counts"
+        for name in ("cross_entropy", "nll", "focal", "next_token", "dice")
+    },
 }
 NAMELESS = ("a number", "a whole number", "text")
 

@@ -174,8 +174,9 @@ def test_model_is_fitted_to_the_data() -> None:
     """Inputs and outputs come from the data, the loss from its kind, the initial weights from the seed."""
     experiment, _, complete = config.build(settings())
     assert complete["model"] == {
-        "name": "linear", "inputs": 1, "outputs": 1, "bias": True, "zero_init": False, "loss": "mse"
+        "name": "linear", "inputs": 1, "outputs": 1, "bias": True, "zero_init": False
     }  # fmt: skip
+    assert complete["task"] == {"loss": "mse", "metrics": None, "prepare": [], "augment": []}
     again, _, _ = config.build(settings())
     other, _, _ = config.build(settings(run={"seed": 4}))
     assert experiment.task.initial.equal(again.task.initial)
@@ -183,7 +184,7 @@ def test_model_is_fitted_to_the_data() -> None:
     digits = {"data": {"name": "digits"}, "partition": {"name": "iid"}}
     _, _, complete = config.build(settings(**digits))
     assert (complete["model"]["inputs"], complete["model"]["outputs"]) == (64, 10)
-    assert complete["model"]["loss"] == "cross_entropy"
+    assert complete["task"]["loss"] == "cross_entropy"
 
 
 def test_own_things_by_dotted_name() -> None:

@@ -30,6 +30,26 @@ def margin(outputs: Tensor, targets: Tensor) -> Tensor:
 TORCH: dict[str, tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
     "cross_entropy": (LOGITS, CLASSES, lambda o, t: F.cross_entropy(o, t, reduction="none")),
     "nll": (LOGITS.log_softmax(1), CLASSES, lambda o, t: F.nll_loss(o, t, reduction="none")),
+    "focal": (
+        LOGITS,
+        CLASSES,
+        lambda o, t: (1 - o.softmax(1)[range(4), t]) ** 2 * F.cross_entropy(o, t, reduction="none"),
+    ),
+    "next_token": (
+        LOGITS.expand(4, 4, 3),
+        CLASSES.expand(4, 4),
+        lambda o, t: F.cross_entropy(o[0, :-1], t[0, 1:]).expand(4),
+    ),
+    "dice": (  # of a mask
+        SCORES,
+        (SIGNS > 0).float(),
+        lambda o, t: 1 - (2 * o.sigmoid() * t + 1) / (o.sigmoid() + t + 1),
+    ),
+    "bce": (
+        VALUES,
+        (VALUES > 0.5).float(),
+        lambda o, t: F.binary_cross_entropy_with_logits(o, t, reduction="none").mean(1),
+    ),
     "mse": (VALUES, VALUES.flip(0), lambda o, t: F.mse_loss(o, t, reduction="none").mean(1)),
     "hinge": (
         SCORES,

@@ -1,6 +1,6 @@
 """The public names of Turnout, and where each is: read by people, type checkers and `turnout.core.lazy`."""
 
-from turnout import aggregation, algorithms, clients, datasets, local, models, peers, record, samplers, trust
+from turnout import aggregation, algorithms, clients, datasets, local, models, peers, record, samplers, tasks, trust
 from turnout.algorithms._algorithm import Algorithm
 from turnout.algorithms.async_fedavg import AsyncFedAvg
 from turnout.algorithms.fedadam import FedAdam
@@ -113,5 +113,6 @@ __all__ = [
     "samplers",
     "schedule",
     "simulate",
+    "tasks",
     "trust",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from turnout.core.random import key, uniform
 from turnout.engine.batches import Jobs
 from turnout.engine.train import Cohort
 from turnout.local.modifiers import Proximal
-from turnout.task.losses import LOSSES
+from turnout.task.losses import LOSSES, Classes
 
 WORK = LocalSGD(0.1, epochs=2, batch_size=4)
 
@@ -250,8 +250,12 @@ def test_what_needs_the_loss_of_single_samples_is_refused() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_loss_of_ours_is_coupled(name: str) -> None:
     """From any model, also one that gives the same for all samples."""
-    targets = torch.arange(90) % 3 if name in ("cross_entropy", "nll") else torch.randn(90, 3)
-    for model in (flat(3), lambda: turnout.models.linear(5, 3, zero_init=True)):
+    targets = torch.arange(90) % 3 if issubclass(LOSSES[name], Classes) else torch.randn(90, 3)
+    targets = targets.view(30, 3)[torch.arange(90) % 30] if name in ("next_token", "dice") else targets
+    shape = (nn.Unflatten(1, (3, 3)),) if name == "next_token" else ()
+    outputs = 9 if shape else 3
+    for linear in (flat(outputs), lambda: turnout.models.linear(5, outputs, zero_init=True)):
+        model = lambda linear=linear: nn.Sequential(linear(), *shape)  # noqa: E731
         task = Task(model, name)
         task.examine(torch.randn(90, 5), targets)
         assert not task.coupled and not task.alone

@@ -25,6 +25,7 @@ from turnout.clients.population import Population
 from turnout.clients.power import Power
 from turnout.config import config, kinds, registry
 from turnout.config.options import options_of
+from turnout.config.tasks import TaskSettings
 from turnout.data.partition import PARTITIONS
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
@@ -70,6 +71,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "crashes": Crashes,
     "detection": Detection,
     "network": NetworkSettings,
+    "task": TaskSettings,
     "local": LocalSGD,
     "evaluation": Evaluation,
     "engine": Plan,
@@ -149,6 +151,7 @@ _BESIDE: dict[str, config.Settings] = {
     "local.nesterov": {"local": {"momentum": 0.5}},
     "local.optimiser_state": {"local": {"optimiser": "adam"}},
     "sampler.cafed.optima": {"sampler": {"floor": "local_optimum"}},
+    "task.prepare": {"task": {"normalise": {"mean": [0.1], "std": [2.0]}}},
     "network.underlay": _GAIA,
     "network.access": _GAIA,
     "network.core": _GAIA,
@@ -204,8 +207,6 @@ def options() -> Iterator[Option]:
             yield from (Option(section, thing, name, hint, default) for name, (hint, default) in shared.items())
         if section == "availability":
             yield Option(section, thing, "groups", int | list[int], None)
-        if section == "model":
-            yield Option(section, thing, "loss", str, None)
 
 
 def settings(section: str, thing: str, **given: Any) -> config.Settings:
@@ -268,6 +269,10 @@ _SPECIAL: dict[str, list[Any]] = {
     "detectors.limits": [{"norm": 3}, {"norm": 2.5}],
     "local.report": ["loss"],
     "local.modifiers": ["sharpness_aware"],
+    "task.loss": ["focal"],
+    "task.metrics": ["top_k", ["accuracy"]],
+    "task.prepare": [["normalise"]],
+    "task.augment": ["noise", ["noise"]],
     "local.optimiser": ["adam", "adamw", "adagrad", "rmsprop"],
     "local.schedules": ["warmup", "cosine", "warmup,cosine"],
     "model.inputs": [4.0],

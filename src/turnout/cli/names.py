@@ -73,6 +73,10 @@ def show(
         _explain(kind.section.format(name), made)
     if name in PLAIN:
         _explain(name, PLAIN[name])
+        for kind in KINDS.values():  # what has options of its own there
+            for thing, made in kind.things().items() if kind.section == f"{name}.{{}}" else ():
+                out.print()
+                _explain(kind.section.format(thing), made)
 
 
 def _explain(section: str, made: Made) -> None:

@@ -23,6 +23,7 @@ from turnout.clients.regions import deal
 from turnout.config import kinds, modifiers, registry
 from turnout.config.options import Section, call, check, checked_value, options_of
 from turnout.config.settings import OF_CLIENTS, SECTIONS, ClientSettings, RunSettings, Settings
+from turnout.config.tasks import make_task
 from turnout.config.written import (
     FORMER,
     apply,
@@ -222,16 +223,17 @@ class _Sections:
             return people.streaming(arrivals, memory, **options)
 
     def task(self, run: RunSettings, dataset: Dataset) -> Task:
-        given = self.given["model"]
-        usual = "mse" if dataset.num_classes is None else "cross_entropy"
-        loss = checked_value("model.loss", given.pop("loss", usual), str)
+        given, said = self.given["model"], self.given["task"]
+        if "loss" in given and said.setdefault("loss", given["loss"]) != given.pop("loss"):  # where it stood before
+            raise UserError("model.loss: it is task.loss now, which says another; leave one of them out")
+        arguments, self.complete["task"] = make_task(said, "mse" if dataset.num_classes is None else "cross_entropy")
         name = self.name("model")
         function = kinds.find("model", name)
         outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
         known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
         given |= {option: known[option] for option in options_of(function) if option in known and option not in given}
-        self.complete["model"] = {"name": name, **check("model", function, given, set())[1], "loss": loss}
-        return Task(lambda: _module(name, function, given), loss, seed=run.seed)
+        self.complete["model"] = {"name": name, **check("model", function, given, set())[1]}
+        return Task(lambda: _module(name, function, given), seed=run.seed, **arguments)
 
     def algorithm(self, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD) -> Any:
         """Make the method, with its parts."""

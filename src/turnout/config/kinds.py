@@ -26,6 +26,7 @@ from turnout.config.deployment import Deploy
 from turnout.config.help import help_of
 from turnout.config.options import in_words, options_of
 from turnout.config.settings import ClientSettings, RunSettings
+from turnout.config.tasks import TaskSettings
 from turnout.core.allowed import OneOf, allowed_of
 from turnout.core.errors import unknown
 from turnout.core.imports import dotted
@@ -44,7 +45,10 @@ from turnout.run.shadow import Shadow
 from turnout.server.closing import WAITS
 from turnout.server.privacy import Privacy
 from turnout.server.stopping import Evaluation
+from turnout.task.losses import LOSSES
+from turnout.task.metrics import METRICS
 from turnout.task.models import MODELS
+from turnout.task.samples import AUGMENT, PREPARE
 
 Made = Callable[..., Any]
 Things = Mapping[str, Made]
@@ -115,6 +119,10 @@ KINDS: dict[str, Kind] = {
     "optimisers": Kind("optimiser", lambda: OPTIMISERS),
     "serving": Kind("serve", lambda: SERVES),
     "modifiers": Kind("local.{}", lambda: MODIFIERS),
+    "losses": Kind("task.{}", lambda: LOSSES),
+    "metrics": Kind("task.{}", lambda: METRICS),
+    "preparing": Kind("task.{}", lambda: PREPARE),
+    "augmenting": Kind("task.{}", lambda: AUGMENT),
     "local_optimisers": Kind("local.{}", lambda: LOCAL_OPTIMISERS),
     "schedules": Kind("local.{}", lambda: SCHEDULES),
     "datasets": Kind("data", lambda: {name: datasets.loader(name) for name in datasets.names()}, group=datasets.GROUP),
@@ -136,6 +144,7 @@ PLAIN: dict[str, Made] = {  # sections that are one thing
     "crashes": Crashes,
     "detection": Detection,
     "network": NetworkSettings,
+    "task": TaskSettings,
     "local": LocalSGD,
     "evaluation": Evaluation,
     "engine": Plan,
@@ -169,12 +178,7 @@ class _Together:
     groups: Groups | None = None  # who come and go together: how many groups, or the group of each client
 
 
-@dataclass
-class _Trained:
-    loss: str | None = None  # a name, or module:function; none: cross_entropy for classes, mse for numbers
-
-
-_SHARED: dict[str, Made] = {"stream": Population.streaming, "availability": _Together, "model": _Trained}
+_SHARED: dict[str, Made] = {"stream": Population.streaming, "availability": _Together}
 FILLED_IN = {  # arguments that a configuration fills in from its other sections
     "algorithm": {"local", "sampler", "overlay", "network", "latency"},
     "partition": {"data", "clients", "seed", "part"},

@@ -17,7 +17,7 @@ from turnout.data.prepare import Held
 Settings = dict[str, Section]
 SECTIONS = (
     "run", "data", "partition", "clients", "stream", "memory", "devices", "links", "power", "availability", "crashes",
-    "detection", "adversary", "behaviour", "network", "model", "local", "algorithm", "sampler", "wait", "weigh",
+    "detection", "adversary", "behaviour", "network", "model", "task", "local", "algorithm", "sampler", "wait", "weigh",
     "remember", "rule", "optimiser", "serve", "evaluation", "engine", "unlearning", "detectors", "privacy", "deploy",
 )  # fmt: skip
 OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnout.algorithms._algorithm import Algorithm
-from turnout.config import modifiers, registry
+from turnout.config import modifiers, registry, tasks
 from turnout.config.options import options_of
 from turnout.config.settings import FREE, LATER, SECTIONS, Settings
 from turnout.core.errors import UserError, unknown
@@ -123,7 +123,7 @@ def fingerprint(complete: Settings) -> str:
     """Name a configuration, apart from what may change when a run goes on."""
     fixed = {
         section: {name: value for name, value in options.items() if _counts(section, name, value)}
-        for section, options in complete.items()
+        for section, options in tasks.as_before(complete).items()
     }
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

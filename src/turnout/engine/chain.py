@@ -30,9 +30,11 @@ from turnout.engine.layers import (
 )
 from turnout.local.sgd import Named
 from turnout.task.dropout import KeyedDropout
-from turnout.task.losses import LOSSES, SampleFunction
+from turnout.task.losses import CrossEntropy, SampleFunction
 from turnout.task.models import Reshape
 from turnout.task.task import Task
+
+_CROSS_ENTROPY = CrossEntropy()  # without options
 
 
 class NoChainError(ValueError):
@@ -125,6 +127,8 @@ class Chain:
         where samples are not each for itself: batches are joined."""
         if "loss" in task.coupled:
             raise NoChainError(task.alone)
+        if task.preparing or task.augmenting:
+            raise NoChainError("chain does not prepare or augment samples (task.prepare, task.augment)")
         for name, layer in task.module.named_modules():
             sides = 1 if isinstance(layer, nn.Linear) else 3 if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) else None
             if sides is not None and len(task.layer_shapes.get(name, ())) != sides:
@@ -144,7 +148,7 @@ class Chain:
         """Say whether the model is one layer, trained by cross entropy."""
         *before, last = self.links
         single = isinstance(last, Linear) and all(isinstance(link, Shape) for link in before)
-        return single and self.loss is LOSSES["cross_entropy"][0]
+        return single and self.loss == _CROSS_ENTROPY
 
     @property
     def words(self) -> str:
@@ -185,7 +189,7 @@ class Chain:
         """Scale weights of samples by the learning rate, a number or `[C]`, for one step or several, `[C, ...]`."""
         rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
         missed = None
-        if self.loss is LOSSES["cross_entropy"][0] and targets.shape == weights.shape:
+        if self.loss == _CROSS_ENTROPY and targets.shape == weights.shape:
             missed = weights.new_zeros(*targets.shape, self.outputs).scatter_(-1, targets[..., None], -1)
         return Aim(targets, weights * rate, missed)
 

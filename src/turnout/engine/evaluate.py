@@ -156,8 +156,10 @@ class Evaluator:
             return self._by_client(("loss", *cohort.task.metrics), partial(self._served, personal, model, store))
         sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
-        each = width * (cohort.sample_bytes + cohort.activations) + self._prepared_bytes(personal)
-        limit = cohort.plan.clients_a_call(cohort.task, work, each)
+        prepared = self._prepared_bytes(personal)
+        each = width * (cohort.sample_bytes + cohort.activations) + prepared
+        measured = cohort.footprint.scoring(width) + width * cohort.sample_bytes + prepared
+        limit = cohort.plan.clients_a_call(cohort.task, work, each, measured)
         order = np.argsort(-self.index.counts, kind="stable")
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
@@ -208,9 +210,15 @@ class Evaluator:
 
     @property
     def chunk(self) -> int:
-        """Count the samples that are scored in one go."""
-        each = self.cohort.sample_bytes + self.cohort.activations
-        return max(1, min(self.cohort.plan.memory_mib, 256) * MIB // max(1, each))
+        """Count the samples that are scored in one go: as many as outputs of layers, and what is measured of a pass,
+        leave room for."""
+        cohort = self.cohort
+        room, each = min(cohort.plan.memory_mib, 256) * MIB, cohort.sample_bytes + cohort.activations
+        if not cohort.activations:  # an app computes elsewhere
+            return max(1, room // max(1, each))
+        with cohort.on_device():
+            fixed, measured = cohort.footprint.passes
+        return max(1, min(room // each, (room - fixed) // max(1, measured + cohort.sample_bytes)))
 
 
 def evaluators(cohort: Cohort, population: Population, clients: NDArray[np.int64], train: bool) -> dict[str, Evaluator]:

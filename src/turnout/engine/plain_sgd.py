@@ -29,7 +29,7 @@ from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.layers import Factored
-from turnout.engine.plan import Plan
+from turnout.engine.plan import MIB, Plan
 from turnout.local.optimisers import SGD
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
@@ -121,7 +121,7 @@ class PlainSGD:
     def __init__(self, task: Task, inputs: Tree, targets: Tree, plan: Plan, chain: Chain | None) -> None:
         self.task, self.inputs, self.targets, self.plan, self.chain = task, inputs, targets, plan, chain
         dropout = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())
-        self.keyed = dropout or task.draws  # whether steps draw
+        self.keyed = dropout or task.draws or bool(task.augmenting)  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
         self.background, self.sample_bytes = Background(), trees.row_bytes(inputs)
 
@@ -235,7 +235,8 @@ class PlainSGD:
 
     def at_once(self, rows: Tensor) -> bool:
         """Say whether there is room for all these samples at once."""
-        return rows.numel() * self.sample_bytes <= GATHER_AT_ONCE
+        room = GATHER_AT_ONCE if self.chain is not None else min(GATHER_AT_ONCE, self.plan.memory_mib * MIB // 8)
+        return rows.numel() * self.sample_bytes <= room
 
     def begin(self, received: Tensor, shared: bool, samples: int | None, uneven: bool = False) -> State:
         """Begin from models `[C, P]`, views of one if `shared`, for so many samples to come, if that is known."""

@@ -35,7 +35,7 @@ class Plan(Spelt):
     engine: Annotated[str, OneOf(ENGINES)] = "auto"  # whether clients are computed together, and where
     precision: Annotated[str, OneOf(tuple(PRECISIONS))] = "float32"  # of parameters, products and values between layers
     threads: Annotated[int, Range(0, 1024)] = 0  # 0: all cores, written into the run; with ray, one for each worker
-    memory_mib: Annotated[int, Range(1, 2**40)] = 2048  # for what a training call holds at once
+    memory_mib: Annotated[int, Range(1, 2**40)] = 2048  # that a call holds at most, measured; one client at least
     kernels: Annotated[str, OneOf(KERNELS)] = "auto"  # of plain SGD: written out for common layers, or general
     convolution: Annotated[str, OneOf(("auto", *FORMS))] = "auto"  # which form of it
     graphs: bool = True  # on CUDA: replay captured graphs
@@ -62,12 +62,13 @@ class Plan(Spelt):
             raise UserError(f"engine.device: {self.device!r} is beyond the {torch.cuda.device_count()} of this machine")
         return self.with_threads()
 
-    def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int) -> int:
-        """Count the clients that one vectorised call may train within the memory budget: parameter-sized vectors, and a
-        batch's inputs and activations with their gradients."""
+    def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int, measured: int = 0) -> int:
+        """Count the clients that one vectorised call may train within the memory budget, at least one: parameter-sized
+        vectors, and a batch's inputs and activations with their gradients, or what was measured of one if that is
+        more."""
         vectors = 5 + sum(len(shapes) for shapes in (work.sends(task), work.trained_shapes(task)))
         vectors += work.optimiser_vectors(task)
-        return max(1, self.memory_mib * MIB // (vectors * task.initial.nbytes + 3 * batch_bytes))
+        return max(1, self.memory_mib * MIB // (vectors * task.initial.nbytes + max(3 * batch_bytes, measured)))
 
     def results_kept(self, task: Task, work: LocalSGD) -> int:
         """Count the trained results that may wait for the clock to reach them."""

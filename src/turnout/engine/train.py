@@ -30,6 +30,7 @@ from turnout.engine import paths, plain_sgd, trial
 from turnout.engine.background import Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
+from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
@@ -72,12 +73,12 @@ class Cohort:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
-        self.inputs = self.place(inputs)
-        self.targets = self.place(targets)
+        self.inputs, self.targets = self.place(inputs), self.place(targets)
         self.sample_bytes = trees.row_bytes(self.inputs)
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
+        self.footprint = Footprint(self.task, self.inputs, self.targets)
         self.falls_back = paths.falls_back(self.task, plan)
         engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
         self.plan = plan = replace(plan, engine=engine)
@@ -193,9 +194,11 @@ class Cohort:
         steps = work.bind(jobs.options).num_steps(counts)
         batch = widest if work.batching == "full" else min(work.batch_size, widest)
         shuffles = 24 * widest * (1 + int(steps.max()) * work.batch_size // max(1, fewest))
-        sample = self.sample_bytes + self.activations
-        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles)
-        found = Size(steps, even, limit), self.path(work, jobs.options)
+        path, sample = self.path(work, jobs.options), self.sample_bytes + self.activations
+        apart = path.name == paths.CHAIN or not self.activations  # what a chain holds is known, an app is elsewhere
+        measured = 0 if apart else self.footprint.training(batch) + batch * self.sample_bytes + shuffles
+        limit = self.plan.clients_a_call(self.task, work, batch * sample + shuffles, measured)
+        found = Size(steps, even, limit), path
         self._last_size = work, name, found
         return found
 
@@ -306,7 +309,7 @@ class Cohort:
         def mini_batches() -> Iterator[Batch]:
             rows, batch_weights = drawn.rows(), drawn.weights(dtype)
             # fewer launches, where it costs little memory
-            at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
+            at_once = self._plain.at_once(rows)
             gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix

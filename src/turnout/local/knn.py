@@ -18,7 +18,8 @@ from turnout.local.answers import Untrained
 from turnout.local.datastore import check_keep, prototypes, room, subset
 from turnout.local.neighbours import KNN, QUERIES_AT_ONCE, SMALLEST, check_votes, flat, mixed
 from turnout.local.sgd import ClientData, Named
-from turnout.task.task import Task, last_linear
+from turnout.task.inside import last_linear
+from turnout.task.task import Task
 
 
 @dataclass(frozen=True)

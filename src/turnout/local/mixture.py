@@ -59,7 +59,7 @@ class MixtureTask(Task):
     section: ClassVar[str] = "algorithm"
 
     def __init__(self, component: Task, components: Count, outputs: Outputs | None = None) -> None:
-        known = (kind for name, kind in _OUTPUTS.items() if LOSSES[name][0] is component.loss)
+        known = (kind for name, kind in _OUTPUTS.items() if type(component.loss) is LOSSES[name])
         vars(self).update(vars(component))  # module, layout, loss and metrics are a component's
         self.component, self.components, self.kind = component, components, outputs or next(known, None)
         self.initial = component.initials(components).flatten()

@@ -26,7 +26,7 @@ from turnout.core.files import write_tensors
 from turnout.core.spelling import Spelt
 from turnout.local.datastore import Datastore, check_capacity, check_growth, fingerprint, room
 from turnout.local.neighbours import KNN, check_votes, flat, mixed
-from turnout.task.task import look_inside
+from turnout.task.inside import look_inside
 
 Embedding = Callable[[nn.Module, Tensor], Tensor]  # (model, inputs [B, ...]) -> [B, p]
 

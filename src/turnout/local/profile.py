@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from turnout.core.random import FloatArray
-from turnout.task.task import RECURRENT, Task, no_features
+from turnout.task.inside import RECURRENT, no_features
+from turnout.task.task import Task
 
 if TYPE_CHECKING:
     from turnout.local.sgd import ClientData

@@ -29,6 +29,8 @@ from torch.func import vmap
 from turnout.core import trees
 from turnout.core.errors import UserError, reason
 from turnout.core.trees import Tree
+from turnout.task import losses, samples
+from turnout.task.metrics import fitting
 from turnout.task.trial import Trial
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ PASSED = 4  # samples that the model is given
 MEASURED = 64  # samples, spread over all, whose targets the measures are given
 CLOSE = 1e-3, 1e-5  # values that differ by at most these shares of themselves and of the largest are the same
 ROUGHLY = 5e-2, 5e-2  # where products may be rounded to few bits
+LARGE = 16.0  # times what outputs are
 _INSTEAD = "draw there with functions of torch alone (dropout, torch.rand and the like), in training mode"
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
@@ -75,6 +78,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
 
 def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     device = task.initial.device
+    samples.check_aligned(task.augmenting, inputs, targets)
     rows = _telling(targets, device)
     few = rows[torch.arange(PASSED, device=device) * len(rows) // PASSED]
     x, y = trees.at(inputs, few), trees.at(targets, few)
@@ -88,10 +92,12 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     else:
         seen, couples = y, "the model's outputs have no row for each sample"
     measures, coupled = dict[str, Measure](), set[str]()
-    for name, measure in {"loss": task.loss, **task.metrics}.items():
+    metrics = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics
+    for name, measure in {"loss": task.loss, **metrics}.items():
         option = "task.loss" if name == "loss" else f"task.metrics: {name}"
         with draws_nothing(f"{option}: it", device):
-            measures[name], depends = _by_sample(option, measure, outputs, seen)
+            uneven = losses.divides_by_what_counts(measure, targets)
+            measures[name], depends = _by_sample(option, measure, outputs, seen, uneven)
         if depends or couples:
             coupled.add(name)
     if "loss" in coupled:
@@ -137,6 +143,10 @@ def _telling(targets: Tree, device: torch.device) -> Tensor:
         if 0 < flat.shape[1] <= MEASURED:
             flat = flat.to(torch.int8 if leaf.dtype == torch.bool else leaf.dtype)
             chosen += [end.to(device) for end in (flat.argmin(0), flat.argmax(0))]
+        elif (
+            flat.shape[1] and leaf.dtype != torch.bool
+        ):  # of many, the smallest and the largest of all: a target that is to be ignored
+            chosen += [end.view(1).to(device) for end in (flat.amin(1).argmin(), flat.amax(1).argmax())]
     rows: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return rows if len(rows) > 1 else rows.repeat(2)
 
@@ -156,7 +166,8 @@ def _passed(task: Task, params: Tensor, x: Tree, key: Tensor | None) -> Any:
         raise
     except Exception as error:
         mode, shape = "evaluation" if key is None else "training", trees.shapes_whole(x)
-        raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {reason(error)}") from error
+        why = reason(error) + samples.hint(task.preparing, x)
+        raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {why}") from error
 
 
 def _differ(some: Sequence[Tensor], others: Sequence[Tensor], close: tuple[float, float] = CLOSE) -> bool:
@@ -229,9 +240,12 @@ def _held(task: Task) -> dict[str, Tensor]:
 # -- what is noted ----------------------------------------------------------------------------------------------
 
 
-def _by_sample(option: str, measure: Measure, outputs: Any, targets: Tree) -> tuple[Measure, bool]:
+def _by_sample(
+    option: str, measure: Measure, outputs: Any, targets: Tree, uneven: bool = False
+) -> tuple[Measure, bool]:
     """A measure that gives one value a sample, and whether that depends on the other samples. One that gives a number
-    for a whole batch is asked for each sample alone, where that number is the mean of those; else all have it."""
+    for a whole batch is asked for each sample alone, where that number is the mean of those; else, and where it is
+    known to be `uneven`, all have it."""
     values = _measured(option, measure, outputs, targets)
     try:
         parts = [measure(trees.at(outputs, part), trees.at(targets, part)) for part in (EVEN, ODD)]
@@ -240,13 +254,23 @@ def _by_sample(option: str, measure: Measure, outputs: Any, targets: Tree) -> tu
             alike = [(values[EVEN], parts[0]), (values[ODD], parts[1]), (values, padded[:-1])]
         else:
             single = _of_each(measure, outputs, targets)
-            alike = [(values, single.mean()), (parts[0], single[EVEN].mean())]
-        depends = any(_differ([one], [other]) for one, other in alike)
+            alike = [(values, single.mean()), (parts[0], single[EVEN].mean()), *_wide(measure, outputs, targets)]
+        depends = uneven or any(_differ([one], [other]) for one, other in alike)
     except Exception:  # it cannot do with fewer samples
         depends = True
     if values.ndim:
         return measure, depends
     return partial(_of_all if depends else _of_each, measure), depends
+
+
+def _wide(measure: Measure, outputs: Any, targets: Tree) -> list[tuple[Tensor, Tensor]]:
+    """A number for a whole batch and the mean of those of its samples, where outputs are so large that losses differ
+    much: whether samples count the same is hard to see where all have nearly the same loss."""
+    try:
+        large = trees.map_leaves(lambda leaf: leaf * LARGE if leaf.is_floating_point() else leaf, outputs)
+        return [(measure(large, targets), _of_each(measure, large, targets).mean())]
+    except Exception:  # it is for outputs of a range
+        return []
 
 
 def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Tensor:

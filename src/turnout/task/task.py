@@ -14,70 +14,20 @@ from torch.func import grad
 from torch.nn.modules.loss import _Loss
 
 from turnout.core import random, trees
-from turnout.core.errors import UserError, reason, unknown
+from turnout.core.errors import UserError, reason
 from turnout.core.flat import Layout
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
-from turnout.task.calls import Passes, Places, answer, invoke, own_loss
+from turnout.task import losses, samples
+from turnout.task import metrics as measuring
+from turnout.task.calls import Passes, Places, answer, invoke
 from turnout.task.draws import KeyedDraws
 from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
-from turnout.task.losses import LOSSES, SampleFunction
-from turnout.task.models import LSTM, find_batchnorm
-
-RECURRENT = (nn.RNNBase, LSTM)
-
-
-def _features(layer: nn.Module, output: Any) -> Tensor | None:
-    """What a layer gives, `[B, ...]`; of a recurrent one the final hidden state of its last layer; else None."""
-    if isinstance(layer, nn.RNNBase):
-        state = output[1]
-        return cast(Tensor, (state[0] if isinstance(state, tuple) else state)[-1])
-    if isinstance(layer, LSTM):
-        return cast(Tensor, output[:, -1])
-    return output if isinstance(output, Tensor) else None
-
-
-def no_features(layer: str) -> UserError:
-    return UserError(f"layer: {layer!r} gives no tensor when the model is called; choose another")
-
-
-def find_layer(module: nn.Module, name: str) -> nn.Module:
-    """The layer of that name; the empty name is the model itself."""
-    layers: dict[str, nn.Module] = dict(module.named_modules())
-    if name not in layers:
-        raise UserError(f"layer: the model has no {name!r}; its layers: {', '.join(filter(None, layers))}")
-    return layers[name]
-
-
-def last_linear(module: nn.Module) -> nn.Linear:
-    """The last fully connected layer."""
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UserError("layer: the model has no fully connected layer; name the one whose output represents a sample")
-    return layers[-1]
-
-
-def look_inside(module: nn.Module, layer: str | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What a call of the model returns, and `[B, ...]` what a layer gives meanwhile (the last time it is asked) before
-    what follows it; of a recurrent layer the final hidden state. Without a name: what the last fully connected layer is
-    given."""
-    seen: Tensor | None = None
-
-    def look(watched: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
-        nonlocal seen
-        features = inputs[0] if layer is None else _features(watched, output)
-        seen = None if features is None else features.clone()  # what follows may work in place
-
-    hook = (last_linear(module) if layer is None else find_layer(module, layer)).register_forward_hook(look)
-    try:
-        outputs = call()
-    finally:
-        hook.remove()
-    if seen is None:
-        raise no_features(layer or "the last fully connected layer")
-    return outputs, seen
+from turnout.task.inside import features_of, find_layer, look_inside
+from turnout.task.losses import SampleFunction
+from turnout.task.models import find_batchnorm
 
 
 def _copied(
@@ -111,10 +61,14 @@ class Task(Spelt):
 
     `model` is a module, or a function without arguments that builds one (then its first weights are drawn by the seed
     of the run, unless `seed` is given). Samples may be trees of tensors: a dictionary is given to the model by names, a
-    tuple in its order (`turnout.task.calls`). `loss` is a name in `LOSSES`; `model`, where the model returns its own;
-    or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may look at all
-    samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs that counts
-    (a Hugging Face model's logits), a function of one's own all that the model returns.
+    tuple in its order (`turnout.task.calls`). `loss` is a name in `LOSSES`, or such an object; `model`, where the model
+    returns its own; or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may
+    look at all samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs
+    that counts (a Hugging Face model's logits), a function of one's own all that the model returns. Unless `metrics`
+    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels.
+
+    `prepare(inputs)` makes what the model is given of stored samples, `augment(inputs, key)` changes them in training,
+    batch by batch where the model is: names, functions, or several one after another (`turnout.task.samples`).
 
     Parameters that are not trained (`requires_grad` False) are the model's own tensors, in every copy: leave them as
     they are while a run goes on. Layers in evaluation mode inside a model in training mode stay so.
@@ -125,13 +79,17 @@ class Task(Spelt):
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
+    preparing: samples.Parts = ()
+    augmenting: samples.Parts = ()
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | None = None,
+        metrics: measuring.Given = None,
         seed: int | None = None,
+        prepare: samples.Given = None,
+        augment: samples.Given = None,
     ) -> None:
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
@@ -152,17 +110,12 @@ class Task(Spelt):
         self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
         key_dropout(self.module.train())
         self._set_mode(True)
-        default_metrics: Mapping[str, SampleFunction] = {}
-        if loss == "model":
-            self.loss: SampleFunction = own_loss
-        elif isinstance(loss, str):
-            if loss not in LOSSES:
-                raise unknown("task.loss", loss, [*LOSSES, "model"])
-            self.loss, default_metrics = LOSSES[loss]
-        else:
-            self.loss = loss
-        self._answers = (isinstance(loss, str) and loss != "model") or isinstance(loss, _Loss)
-        self.metrics = dict(default_metrics if metrics is None else metrics)
+        self.loss = losses.chosen(loss)
+        self._answers = isinstance(self.loss, (losses.Loss, _Loss))
+        self.metrics = measuring.chosen(metrics, self.loss)
+        self.may_not_fit = metrics is None and not isinstance(self.loss, losses.Loss)  # until `examine` has looked
+        self.preparing = samples.parts("prepare", prepare, samples.PREPARE)
+        self.augmenting = samples.parts("augment", augment, samples.AUGMENT)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
@@ -183,6 +136,8 @@ class Task(Spelt):
         if isinstance(self.loss, nn.Module):  # its weights of classes
             moved.loss = copy.deepcopy(self.loss).to(device=device, dtype=dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
+        moved.loss = losses.moved(self.loss, device, dtype)
+        moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
         return moved
 
     def seeded(self, seed: int) -> Task:
@@ -249,7 +204,7 @@ class Task(Spelt):
     def call(self, named: dict[str, Tensor], inputs: Tree, key: Tensor | None = None) -> Tensor:
         """The same for parameters by name."""
         self._set_mode(key is not None)
-        drawn = None
+        inputs, drawn = self.shown(inputs, key), None
         if key is not None:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
             drawn = KeyedDraws(key, len(self._dropout)) if self.draws else None
@@ -265,10 +220,15 @@ class Task(Spelt):
     def drawn(self, params: Tensor, inputs: Tree, key: Tensor) -> bool:
         """Say whether functions draw when these samples are passed in training mode."""
         self._set_mode(True)
-        draws = KeyedDraws(key)
+        draws, inputs = KeyedDraws(key), self.shown(inputs, key)
         with self._passes.one(self.layers(params), draws), torch.no_grad():
             invoke(self.module, inputs)
         return draws.count > 0
+
+    def shown(self, inputs: Tree, key: Tensor | None) -> Tree:
+        """Prepare samples, and augment them with a key: what the model is given."""
+        inputs = samples.prepared(self.preparing, inputs, self.initial.dtype) if self.preparing else inputs
+        return samples.augmented(self.augmenting, inputs, key) if self.augmenting and key is not None else inputs
 
     def _set_mode(self, training: bool) -> None:
         """Put the module in training or in evaluation mode, but for layers that were given in evaluation mode."""
@@ -319,10 +279,10 @@ class Task(Spelt):
 
     def losses(self, params: Tensor, inputs: Tree, targets: Tree, key: Tensor | None = None) -> Tensor:
         """`[B]` loss of each sample."""
-        losses = self.loss(self.outputs(params, inputs, key), targets)
-        if losses.ndim != 1 or len(losses) != trees.rows(inputs):
-            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(losses.shape)}")
-        return losses
+        values = self.loss(self.outputs(params, inputs, key), targets)
+        if values.ndim != 1 or len(values) != trees.rows(inputs):
+            raise UserError(f"task.loss: it must return one value a sample, not shape {tuple(values.shape)}")
+        return values
 
     def gradient(self, objective: Callable[[Tensor], Tensor], params: Tensor) -> Tensor:
         """Gradient of a scalar function of flat parameters; under `vmap` it must be the functional one."""
@@ -354,7 +314,7 @@ class Task(Spelt):
         def count(name: str, layer: nn.Module, _inputs: object, output: object) -> None:
             nonlocal total
             total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
-            features = _features(layer, output)
+            features = features_of(layer, output)
             shapes.pop(name, None)  # in the order of the last calls
             if features is not None:
                 shapes[name] = tuple(features.shape[1:])
@@ -365,8 +325,8 @@ class Task(Spelt):
         except UserError:
             raise
         except Exception as error:
-            shape = trees.shapes(sample)
-            raise UserError(f"model: it cannot process an input of shape {shape}: {reason(error)}") from error
+            why = reason(error) + samples.hint(self.preparing, sample)
+            raise UserError(f"model: it cannot process an input of shape {trees.shapes(sample)}: {why}") from error
         finally:
             for hook in hooks:
                 hook.remove()
