@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -37,13 +38,30 @@ def _numbers(values: Any) -> bool:
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
-    """A tensor as it is; NumPy's numbers, or a list of them, as float32 or int64."""
+    """A tensor as it is; NumPy's numbers, or a list of them, as float32 or int64. Bytes of images (three dimensions and
+    more) stay bytes, and what is mapped from a file stays there, in the numbers it has; its labels alone are read."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise UserError(f"{what} are {type(values).__name__} of {array.dtype}; give a tensor or an array of numbers")
-    return torch.tensor(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+    whole, pixels = array.dtype.kind != "f", array.dtype == np.uint8 and array.ndim > 2
+    if not mapped(values) or (whole and array.ndim < 2):
+        return torch.tensor(array if pixels else array.astype(np.int64 if whole else np.float32))
+    if not array.dtype.isnative or array.dtype.itemsize > 8:
+        raise UserError(f"{what} are mapped from a file of {array.dtype}, which torch cannot read; convert the file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not writable: nobody writes to samples
+        return torch.from_numpy(array)
+
+
+def mapped(values: Any) -> bool:
+    """Say whether an array lies in a file: `np.memmap`, or a part of one."""
+    while isinstance(values, np.ndarray):
+        if isinstance(values, np.memmap):
+            return True
+        values = values.base
+    return False
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
-from turnout.engine.plan import Plan, computing_on
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some
+from turnout.engine.plan import Plan, computing_on, stays
 from turnout.local import job, reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
 from turnout.task.task import Task
@@ -70,9 +70,12 @@ class Cohort:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
-        self.inputs = self.place(inputs)
-        self.targets = self.place(targets)
-        self.sample_bytes = trees.row_bytes(self.inputs)
+        self.inputs, self.targets = self.pool(inputs), self.pool(targets)
+        self._sent = ""  # why samples are sent to the device batch by batch; "": they are there
+        if {leaf.device for leaf in trees.leaves((self.inputs, self.targets))} != {self.task.initial.device}:
+            self._sent = "; there are too many samples for the device: they are sent batch by batch, without graphs"
+            self.plan = plan = replace(plan, graphs=False)
+        self.sample_bytes = trees.row_bytes(self.inputs, plan.dtype)
         self._may_attend = True
         with self.on_device():
             self.activations = self.task.examine(self.inputs, self.targets)
@@ -91,8 +94,9 @@ class Cohort:
         self._last_size: tuple[LocalSGD, tuple[Any, ...], tuple[Size, Path]] | None = None
         trees_given = not isinstance(self.inputs, Tensor) or not isinstance(self.targets, Tensor)
         self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
-        kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
+        kind, chain = PlainSGD if plan.device == "cpu" or self._sent else GraphedSGD, self._chain
         self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
+        self.samples = self._plain.samples
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -100,6 +104,10 @@ class Cohort:
     def on_device(self) -> AbstractContextManager[Any]:
         """Compute on the plan's device, as precisely as the plan says."""
         return computing_on(self.plan, self._may_attend)
+
+    def pool(self, tree: Tree) -> Tree:
+        """Place samples where the engine finds them."""
+        return tree if stays(self.plan, tree) else self.place(tree)
 
     def place(self, tree: Tree) -> Tree:
         """Place tensors on the engine's device, in its precision."""
@@ -194,14 +202,15 @@ class Cohort:
 
     def path(self, work: LocalSGD, options: Collection[str], plan: Plan | None = None) -> Path:
         """Choose the path of a work of which these options differ between clients, by this plan or that of a run."""
-        return paths.select_path(self.task, work, options, plan or self.plan, self._chain)
+        path = paths.select_path(self.task, work, options, plan or self.plan, self._chain)
+        return path._replace(why=path.why + self._sent)
 
     def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
         if steps[0]:
             delta = self._plain.train(jobs, size)
         else:
-            delta = self.inputs.new_zeros(len(steps), self.task.size, dtype=self.plan.dtype)
+            delta = self.task.initial.new_zeros(len(steps), self.task.size)
         payload = {"delta": delta}
         if not jobs.work.report and not keep:
             return payload, {}, {}
@@ -251,8 +260,7 @@ class Cohort:
         for start in range(0, index.shape[1], wide):
             active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
             rows = index[:active, start : start + wide]
-            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
-            values = score(jobs.models[0] if shared else received[:active], *samples)
+            values = score(jobs.models[0] if shared else received[:active], *self.samples(rows))
             parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
         found = torch.cat(parts, 1)
         return torch.where(weights.view(*weights.shape, *(1,) * (found.ndim - 2)) > 0, found, 0.0)
@@ -300,15 +308,11 @@ class Cohort:
             rows, batch_weights = drawn.rows(), drawn.weights(dtype)
             # fewer launches, where it costs little memory
             at_once = rows.numel() * self.sample_bytes <= plain_sgd.GATHER_AT_ONCE
-            gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
+            gathered = [*self.samples(rows)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 place = slice(active), drawn.stored(number)
-                inputs, targets = (
-                    (some(part, place) for part in gathered)
-                    if at_once
-                    else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
-                )
+                inputs, targets = (some(part, place) for part in gathered) if at_once else self.samples(rows[place])
                 positions = drawn.positions[place]
                 yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
@@ -340,7 +344,7 @@ class Cohort:
         workers = min(len(self._single), len(steps))
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
-            {name: self.inputs.new_empty((len(steps), *shape), dtype=self.plan.dtype) for name, shape in shapes.items()}
+            {name: self.task.initial.new_empty((len(steps), *shape)) for name, shape in shapes.items()}
             for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
         )
 
@@ -359,7 +363,7 @@ class Cohort:
                 for number in range(int(steps[i])):
                     stored = drawn.stored(number)
                     size = sizes[i][stored]
-                    inputs, targets = (take(p, rows[i, stored, :size]) for p in (self.inputs, self.targets))
+                    inputs, targets = self.samples(rows[i, stored, :size])
                     inputs = trees.map_leaves(_as_convolved, inputs)
                     weights = received.new_full((size,), 1 / size)
                     positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]

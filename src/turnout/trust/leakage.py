@@ -166,6 +166,7 @@ class Exposed:
         inputs, targets = people.inputs, people.targets
         self.held = trees.rows(inputs)
         if people.test is None and people.central is not None:
+            trees.check_copy("attack: a central test set", inputs, targets, people.central)
             inputs, targets = (trees.join([*both]) for both in zip((inputs, targets), people.central, strict=True))
         task = experiment.algorithm.trained_task(experiment.task)
         self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve())
