@@ -7,10 +7,12 @@ from turnout.task.models import (
     cnn_large,
     cnn_mnist,
     find_batchnorm,
+    from_bytes,
     linear,
     mlp,
 )
 
 __all__ = [
-    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm", "linear", "mlp",
+    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm", "from_bytes",
+    "linear", "mlp",
 ]  # fmt: skip

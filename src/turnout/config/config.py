@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from turnout.clients.adversary import Silence
 from turnout.clients.availability import Availability
@@ -47,7 +47,7 @@ from turnout.run.experiment import Experiment
 from turnout.run.shadow import Shadow
 from turnout.sampling._sampler import Limited
 from turnout.server.stopping import Stopping
-from turnout.task.models import MODELS
+from turnout.task.models import MODELS, from_bytes
 from turnout.task.task import Task
 
 __all__ = [
@@ -227,11 +227,21 @@ class _Sections:
         loss = checked_value("model.loss", given.pop("loss", usual), str)
         name = self.name("model")
         function = kinds.find("model", name)
-        outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
-        known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
+        known = dict[str, int]()
+        if isinstance(dataset.inputs, Tensor):
+            known["inputs"] = int(np.prod(dataset.inputs.shape[1:], dtype=int))
+        if dataset.num_classes or isinstance(dataset.targets, Tensor):
+            outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
+            known |= {"outputs": outputs, "classes": outputs}
         given |= {option: known[option] for option in options_of(function) if option in known and option not in given}
         self.complete["model"] = {"name": name, **check("model", function, given, set())[1], "loss": loss}
-        return Task(lambda: _module(name, function, given), loss, seed=run.seed)
+        pictures = name in MODELS and isinstance(dataset.inputs, Tensor) and dataset.inputs.dtype == torch.uint8
+
+        def build() -> nn.Module:
+            module = _module(name, function, given)
+            return from_bytes(module) if pictures else module
+
+        return Task(build, loss, seed=run.seed)
 
     def algorithm(self, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD) -> Any:
         """Make the method, with its parts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from turnout.core import trees
 from turnout.core.errors import UserError
-from turnout.core.spelling import Spelt
+from turnout.core.spelling import Spelt, spelt
 from turnout.core.trees import Tree
 
 
@@ -96,6 +96,34 @@ class Dataset(Spelt):
                     raise UserError(
                         f"dataset {self.name}: {label} {part} contain NaN or infinity; clean the data first"
                     )
+
+    @classmethod
+    @spelt
+    def of(
+        cls,
+        source: Any,
+        targets: Any = None,
+        *,
+        clients: Any = None,
+        inputs: str | Sequence[str] | None = None,
+        num_classes: int | None = None,
+        test: Any = None,
+        padded_as: tuple[str, str] | None = None,
+        name: str = "own",
+    ) -> Dataset:
+        """Make a dataset of what there is: arrays or tensors or a tree of them with a row a sample, a list of samples,
+        a torch `Dataset` with a length, or a Hugging Face `Dataset`.
+
+        `targets` are given apart, or named: the column of a table or the entry of dictionaries. Samples that are pairs
+        (x, y) have theirs. `clients` say whose each sample is, in any numbers or words, likewise. `inputs` names the
+        columns that the model gets, one as a tensor, a list of them as a dictionary; none: all others. Whole targets,
+        one a sample, are classes. Sequences of different lengths are padded: the inputs become a dictionary of
+        `input_ids` and `attention_mask` (`padded_as` gives other names), places beyond the end of a target are -100.
+        `test` is a source of the same kind; with targets apart (inputs, targets) or (inputs, targets, clients).
+        """
+        from turnout.data.sources import made
+
+        return made(source, targets, clients, inputs, num_classes, test, padded_as, name)
 
     def __len__(self) -> int:
         return trees.rows(self.inputs)

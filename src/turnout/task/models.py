@@ -202,6 +202,24 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+class FromBytes(nn.Module):
+    """A model of images that are given as bytes: it sees numbers from 0 to 1."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        numbers: Tensor = self.inner(images.to(next(self.inner.parameters()).dtype) / 255)
+        return numbers
+
+
+def from_bytes(module: nn.Module) -> nn.Module:
+    """Let a model of images take bytes, 0 to 255, as numbers from 0 to 1: samples then keep to a byte a pixel until
+    the batch."""
+    return FromBytes(module)
+
+
 def find_batchnorm(module: nn.Module) -> str | None:
     """Name of the first batch normalisation inside `module`: its statistics mix samples and have no federated mean."""
     for name, child in module.named_modules():
