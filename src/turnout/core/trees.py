@@ -102,14 +102,48 @@ def join(trees: list[Tree]) -> Tree:
 
 
 def row_bytes(tree: Tree, dtype: torch.dtype) -> int:
-    """Count the bytes of one sample in a `batch` whose floats are so wide."""
-    sizes = (dtype.itemsize if leaf.is_floating_point() else leaf.element_size() for leaf in leaves(tree))
+    """Count the bytes of one sample in a `batch` whose floats are so wide; a model makes floats of bytes, too."""
+    wide = (leaf.is_floating_point() or leaf.dtype == torch.uint8 for leaf in leaves(tree))
+    sizes = (dtype.itemsize if own else leaf.element_size() for own, leaf in zip(wide, leaves(tree), strict=True))
     return sum(leaf[:1].numel() * size for leaf, size in zip(leaves(tree), sizes, strict=True))
 
 
 def whole_bytes(tree: Tree) -> int:
     """Count the bytes of a tree as it is stored."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def described(what: str, tree: Tree) -> tuple[Any, dict[str, Tensor]]:
+    """Describe a tree in JSON, with a name in the place of each tensor, and give the tensors by these names."""
+    if isinstance(tree, Tensor):
+        return what, {what: tree}
+    if type(tree) is dict and all(isinstance(name, str) for name in tree):
+        names = list(tree)
+    elif type(tree) in (tuple, list):
+        names = list(range(len(tree)))
+    else:
+        raise UserError(
+            f"{what}: {type(tree).__name__} cannot be written; allowed: tensors in tuples, lists and dictionaries with "
+            "words as names; use a dictionary"
+        )
+    found = {name: described(f"{what}.{name}", tree[name]) for name in names}
+    tensors = {name: tensor for _, own in found.values() for name, tensor in own.items()}
+    parts = {name: part for name, (part, _) in found.items()}
+    kind = type(tree).__name__
+    return {kind: parts if kind == "dict" else list(parts.values())}, tensors
+
+
+def rebuilt(description: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """Put tensors into the tree that a description says; KeyError, TypeError or ValueError where it says none."""
+    if isinstance(description, str):
+        return tensors[description]
+    ((kind, parts),) = description.items()
+    if kind == "dict":
+        return {name: rebuilt(part, tensors) for name, part in parts.items()}
+    if kind not in ("tuple", "list"):
+        raise ValueError(f"{kind} is no tree")
+    found = [rebuilt(part, tensors) for part in parts]
+    return tuple(found) if kind == "tuple" else found
 
 
 def one_tensor(use: str, tree: Tree) -> Tensor:

@@ -42,12 +42,13 @@ def sample_measures(
     count = trees.rows(inputs) if rows is None else len(rows)
     if not separate or not count:
         return {name: np.zeros(0) for name in separate}
-    parts = []
+    found = {name: np.empty(count) for name in separate}  # before the rest: what stays does not lie between what goes
     for start in range(0, count, chunk):
         some = slice(start, start + chunk)
         x, y = trees.batch(inputs, targets, some if rows is None else rows[some], task.initial)
-        parts.append(task.measures(task.outputs(model, x), y, leave_out=task.coupled))
-    return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+        for name, values in task.measures(task.outputs(model, x), y, leave_out=task.coupled).items():
+            found[name][some] = values.double().cpu().numpy()
+    return found
 
 
 def check_separate(task: Task) -> None:

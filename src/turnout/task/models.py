@@ -210,7 +210,8 @@ class FromBytes(nn.Module):
         self.inner = inner
 
     def forward(self, images: Tensor) -> Tensor:
-        numbers: Tensor = self.inner(images.to(next(self.inner.parameters()).dtype) / 255)
+        largest = next(self.inner.parameters()).new_tensor(255)  # its precision is that of the quotient
+        numbers: Tensor = self.inner(images / largest)
         return numbers
 
 
