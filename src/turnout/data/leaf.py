@@ -38,7 +38,9 @@ def load(
     place = path_of(path)
     arrays = _read(place / "train" if os.path.isdir(place / "train") else place, shape)
     if os.path.isdir(place / "train") and os.path.isdir(place / "test"):
-        arrays |= {f"test_{name}": array for name, array in _read(place / "test", shape).items()}
+        for name, array in _read(place / "test", shape).items():
+            kind = np.result_type(arrays[name], array)  # JSON says 1 where it means 1.0
+            arrays |= {name: arrays[name].astype(kind), f"test_{name}": array.astype(kind)}
     return from_arrays("leaf", arrays, num_classes)
 
 
