@@ -84,7 +84,7 @@ def train(images: Path, labels: Path, rounds: int, clients: int = CLIENTS) -> tu
     pool = np.load(images, mmap_mode="r")
     people = turnout.Population.of(turnout.Dataset.of(pool, np.load(labels)), clients=clients, seed=0)
     work = turnout.LocalSGD(lr=0.05, steps=5, batch_size=32)
-    plan = turnout.Plan(threads=1, memory_mib=64)
+    plan = turnout.Plan(threads=1, memory_mib=32)
     task = turnout.Task(network, seed=0)
     algorithm = turnout.FedAvg(work, turnout.Uniform(10))
     return turnout.simulate(

@@ -116,7 +116,7 @@ def test_a_batch_is_a_clients_own(case: str, engine: str) -> None:
         trained = cohort.train(Jobs(work, keys, models, clients % 3, people.train, {}, {}))
         for i, steps in enumerate(work.num_steps(people.train.counts).tolist()):
             mine, mu = people.train.row(i), work.pull
-            samples, module = cohort.samples(torch.as_tensor(mine)), task.module.requires_grad_(True)
+            samples, module = (cohort.inputs[mine], cohort.targets[mine]), task.module.requires_grad_(True)
             start, own = models[i % 3], int(keys[i])
             expected = plain.train(task, module, start, *samples, steps, own, 0.1, 4, work.momentum, mu=mu)
             torch.testing.assert_close(trained.payload["delta"][i], expected, rtol=1e-9, atol=1e-12)

@@ -85,7 +85,8 @@ def run(
                 task,
                 task.module.requires_grad_(True),
                 models[received[i]],
-                *cohort.samples(torch.as_tensor(mine)),
+                cohort.inputs[mine],
+                cohort.targets[mine],
                 int(steps[i]),
                 int(keys[i]),
                 float(options["lr"][i]) if "lr" in options else work.lr,
@@ -201,5 +202,5 @@ def test_full_batches_are_gradient_descent() -> None:
     for i in range(8):
         mine = people.train.row(i)
         theta = cohort.task.initial.clone().requires_grad_()
-        loss = cohort.task.losses(theta, *cohort.samples(torch.as_tensor(mine))).mean()
+        loss = cohort.task.losses(theta, cohort.inputs[mine], cohort.targets[mine]).mean()
         torch.testing.assert_close(got[i], -0.5 * torch.autograd.grad(loss, theta)[0], rtol=1e-12, atol=1e-14)

@@ -250,7 +250,7 @@ def test_local_work_equals_a_plain_loop(case: str, name: str, engine: str) -> No
     plain_task = MixtureTask(Task(CASES[case][0], seed=3), M).to(dtype=torch.float64)
     for i in ids:
         mine = people.train.row(i)
-        inputs, targets = cohort.samples(torch.as_tensor(mine))
+        inputs, targets = cohort.inputs[mine], cohort.targets[mine]
         weights = torch.full((M,), 1 / M, dtype=torch.float64) if i == 2 else kept[i]
         shares = shares_by_hand(plain_task, models[i % 3], weights, inputs, targets)
         expected = floored(shares.mean(0), work.min_weight)

@@ -127,7 +127,7 @@ class Evaluator:
             return set_measures(task, model, *cohort.samples(rows))
 
         with cohort.all_threads():
-            scored = sample_measures(task, model, cohort.inputs, cohort.targets, self.chunk, rows)
+            scored = sample_measures(task, model, *cohort.stored, self.chunk, rows)
             found = {name: client_means(values, local) for name, values in scored.items()}
             found |= self._by_client(task.coupled, together)
         return {name: found[name] for name in ("loss", *task.metrics)}
@@ -148,7 +148,7 @@ class Evaluator:
     def _used(self) -> tuple[Tensor | None, Ragged]:
         """Find the rows of the pool that these clients hold (None: all of them), and index into those."""
         used = np.unique(self.index.values)
-        if len(used) == trees.rows(self.cohort.inputs):
+        if len(used) == trees.rows(self.cohort.stored[0]):
             return None, self.index
         rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
         return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))

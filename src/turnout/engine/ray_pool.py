@@ -83,7 +83,7 @@ class RayPool:
         there = replace(cohort.plan, device=device)
         needs = {"num_cpus": 0 if plan.address in LOCAL else plan.threads, "num_gpus": int(device != "cpu")}
         actor = ray.remote(**needs, max_restarts=0)(Worker)
-        samples = [ray.put(trees.map_leaves(_array, pool)) for pool in (cohort.inputs, cohort.targets)]
+        samples = [ray.put(trees.map_leaves(_array, pool)) for pool in cohort.stored]
         task = ray.put(cohort.task.to("cpu"))
         self._actors = [actor.remote(task, *samples, there) for _ in range(self._count(plan, device))]
         self.workers = list(range(len(self._actors)))

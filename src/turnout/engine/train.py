@@ -32,7 +32,7 @@ from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, as_convolved, some
 from turnout.engine.plan import Plan, computing_on, stays
 from turnout.local import job, reports
 from turnout.local.sgd import Batch, ClientData, LocalSGD, Named
@@ -54,11 +54,6 @@ class Trained:
     apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
-def _as_convolved(inputs: Tensor) -> Tensor:
-    """Lay images out as a CPU convolves them fastest."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
-
-
 def _rows(tree: Any, rows: slice) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
@@ -70,15 +65,15 @@ class Cohort:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
-        self.inputs, self.targets = self.pool(inputs), self.pool(targets)
+        self.stored = self.pool(inputs), self.pool(targets)
         self._sent = ""  # why samples are sent to the device batch by batch; "": they are there
-        if {leaf.device for leaf in trees.leaves((self.inputs, self.targets))} != {self.task.initial.device}:
+        if {leaf.device for leaf in trees.leaves(self.stored)} != {self.task.initial.device}:
             self._sent = "; there are too many samples for the device: they are sent batch by batch, without graphs"
             self.plan = plan = replace(plan, graphs=False)
-        self.sample_bytes = trees.row_bytes(self.inputs, plan.dtype)
+        self.sample_bytes = trees.row_bytes(self.stored[0], plan.dtype)
         self._may_attend = True
         with self.on_device():
-            self.activations = self.task.examine(self.inputs, self.targets)
+            self.activations = self.task.examine(*self.stored)
         self.falls_back = paths.falls_back(self.task, plan)
         engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
         self.plan = plan = replace(plan, engine=engine)
@@ -89,13 +84,13 @@ class Cohort:
         if plan.device == "cpu":
             keep_freed_memory()
         with self.on_device():
-            self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
+            self.trial = trial.convolution(self.task, *self.stored, plan)
         self.plan = plan = replace(plan, convolution=self.trial.form)
         self._last_size: tuple[LocalSGD, tuple[Any, ...], tuple[Size, Path]] | None = None
-        trees_given = not isinstance(self.inputs, Tensor) or not isinstance(self.targets, Tensor)
+        trees_given = not all(isinstance(pool, Tensor) for pool in self.stored)
         self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
         kind, chain = PlainSGD if plan.device == "cpu" or self._sent else GraphedSGD, self._chain
-        self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
+        self._plain = kind(self.task, *self.stored, plan, chain if isinstance(chain, Chain) else None)
         self.samples = self._plain.samples
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
@@ -113,6 +108,16 @@ class Cohort:
         """Place tensors on the engine's device, in its precision."""
         device, dtype = self.plan.device, self.plan.dtype
         return trees.map_leaves(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None), tree)
+
+    @property
+    def inputs(self) -> Tree:
+        """Give all inputs in the engine's numbers: a copy, where they are stored in others."""
+        return trees.batch(self.stored[0], (), slice(None), self.task.initial)[0]
+
+    @property
+    def targets(self) -> Tree:
+        """Give all targets, likewise."""
+        return trees.batch((), self.stored[1], slice(None), self.task.initial)[1]
 
     @property
     def works_ahead(self) -> bool:
@@ -285,7 +290,7 @@ class Cohort:
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
         """Make one client's data of index, weights, count and key, and of scores if there are any."""
         index, weights, count, key, *scores = local
-        return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
+        return ClientData(*self.stored, index, weights, count, key, chunk, *scores)
 
     def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
@@ -364,7 +369,7 @@ class Cohort:
                     stored = drawn.stored(number)
                     size = sizes[i][stored]
                     inputs, targets = self.samples(rows[i, stored, :size])
-                    inputs = trees.map_leaves(_as_convolved, inputs)
+                    inputs = trees.map_leaves(as_convolved, inputs)
                     weights = received.new_full((size,), 1 / size)
                     positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
                     yield Batch(inputs, targets, weights, positions, key, number)

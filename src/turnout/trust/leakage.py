@@ -179,7 +179,7 @@ class Exposed:
         cohort, people = self.cohort, self.experiment.population
         chunk = Evaluator(cohort, people.ids, people.train).chunk
         with threads(cohort.plan.threads):
-            return sample_measures(cohort.task, model.to(cohort.task.initial), cohort.inputs, cohort.targets, chunk)
+            return sample_measures(cohort.task, model.to(cohort.task.initial), *cohort.stored, chunk)
 
     def members(self, clients: IntArray) -> NDArray[np.integer]:
         """What these clients train on."""
