@@ -125,7 +125,7 @@ def test_what_you_have_is_read_by_what_you_write(tmp_path: Path, monkeypatch: py
     shown: dict[str, Any] = {"Dataset": turnout.Dataset, "load": turnout.datasets.load, "table": Table()}
     exec(next(block.code for block in blocks(page) if block.language == "python"), shown)
     written = re.findall(r"^\| .* \| `(.+)` \|$", page.read_text("utf-8").partition("## Larger")[0], re.M)
-    assert len(written) == 19
+    assert len(written) == 21
     for line in written:
         data = eval(line, shown)
         assert isinstance(data, turnout.Dataset), line

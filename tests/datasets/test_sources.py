@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 
 from turnout import Dataset, FedAvg, Full, LocalSGD, Plan, Population, Task, simulate
 from turnout.core import trees
+from turnout.data import load
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = [0, 1, 2, 0, 1, 2]
@@ -180,6 +181,24 @@ def test_what_is_mapped_stays_in_its_file(kind: Any, tmp_path: Path) -> None:
     part = Dataset.of(array[2:], Y[2:])
     assert part.inputs.data_ptr() == array[2:].ctypes.data
     assert part.targets.dtype == torch.int64
+
+
+def test_a_folder_of_arrays_may_stay_on_disk(tmp_path: Path, refused: Refused) -> None:
+    stored = np.arange(96, dtype=np.uint8).reshape(6, 1, 4, 4)
+    arrays = {"inputs": stored, "targets": np.array(Y), "groups": np.array(WHO), "test_inputs": stored[:2]}
+    for name, array in (arrays | {"test_targets": np.array(Y[:2])}).items():
+        np.save(tmp_path / f"{name}.npy", array)
+    data = load("numpy_files", path=tmp_path, mapped=True)
+    assert (data.inputs.dtype, data.inputs.tolist()) == (torch.uint8, stored.tolist())
+    assert (data.num_classes, data.facts["clients"]) == (3, ["ann", "bob", "cleo"])
+    assert data.test_inputs is not None
+    assert len(data.test_inputs) == 2
+    (tmp_path / "test_targets.npy").unlink()
+    with refused("numpy_files", "go together"):
+        load("numpy_files", path=tmp_path, mapped=True)
+    (tmp_path / "targets.npy").write_bytes(b"no array")
+    with refused("numpy_files", "targets.npy", "to be mapped"):
+        load("numpy_files", path=tmp_path, mapped=True)
 
 
 def test_images_in_memory_stay_bytes_and_other_whole_numbers_are_tokens() -> None:

@@ -157,20 +157,20 @@ def images(
     return Dataset(dataset, tensors[0], tensors[1], num_classes, tensors[2], tensors[3], groups, facts=facts or {})
 
 
-_PARTS = ("inputs", "targets", "groups", "test_inputs", "test_targets", "test_groups")
+PARTS = ("inputs", "targets", "groups", "test_inputs", "test_targets", "test_groups")
 
 
 def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int | None) -> Dataset:
     """A user's own arrays. Integer targets are classes, others are regressed on; integer inputs are tokens."""
     for name in arrays:
-        if name not in _PARTS:
-            raise unknown(f"dataset {dataset}: array", str(name), _PARTS)
+        if name not in PARTS:
+            raise unknown(f"dataset {dataset}: array", str(name), PARTS)
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise UserError(f"dataset {dataset}: there is no array {name}")
     if ("test_inputs" in arrays) != ("test_targets" in arrays):
         raise UserError(f"dataset {dataset}: test_inputs and test_targets go together, but only one is given")
-    tensors = {name: _tensor(dataset, name, arrays[name]) for name in _PARTS if name in arrays and "groups" not in name}
+    tensors = {name: _tensor(dataset, name, arrays[name]) for name in PARTS if name in arrays and "groups" not in name}
     inputs, targets = tensors["inputs"], tensors["targets"]
     if not len(inputs):
         raise UserError(f"dataset {dataset}: there are no samples")

@@ -78,6 +78,8 @@ def _test(test: Any, asked: Asked) -> tuple[Any, Asked]:
         return test, asked._replace(what=f"{asked.what}: test")
     if not isinstance(test, tuple) or len(test) not in (2, 3):
         raise UserError(f"{asked.what}: test is {type(test).__name__}; with targets apart give (inputs, targets)")
+    if test[0] is None or (asked.targets is not None and test[1] is None):
+        raise UserError(f"{asked.what}: test inputs and test targets go together, but only one is given")
     return test[0], asked._replace(
         what=f"{asked.what}: test", targets=test[1], clients=test[2] if len(test) == 3 else None
     )
