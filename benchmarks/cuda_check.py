@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 import torch
@@ -299,6 +300,7 @@ def everything() -> Iterator[tuple[str, Callable[[Plan], Outcome]]]:
         yield f"forgetting, {retention}", lambda plan, kept=retention: forgotten(plan, kept)  # type: ignore[misc]
     yield "fedaccum and federaser", erased
     yield "KNNPersonaliser", personal
+    yield "samples that stay on the host", sent
 
 
 def forgotten(plan: Plan, retention: Retention) -> Outcome:
@@ -325,6 +327,12 @@ def erased(plan: Plan) -> Outcome:
     added = baselines.fedaccum(archive, [1])
     model = baselines.federaser(made, archive, [1])
     return {"model": model.double().cpu(), "start": made.task.initial.double(), "numbers": added.double()}
+
+
+def sent(plan: Plan) -> Outcome:
+    """What is too large for the device: batches are sent to it."""
+    with mock.patch("turnout.engine.train.stays", return_value=True):
+        return outcome(trial(FedAvg(local(momentum=0.5), turnout.Full()), plan))
 
 
 def personal(plan: Plan) -> Outcome:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -108,6 +109,28 @@ def test_every_block_is_true(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         name for name, found in sys.modules.items() if str(getattr(found, "__file__", "")).startswith(str(tmp_path))
     ]:
         del sys.modules[name]
+
+
+class Table:
+    """What stands for a table of Hugging Face's."""
+
+    column_names = ["features", "label", "who", "text"]
+
+    def with_format(self, _kind: str) -> dict[str, Any]:
+        return {"features": np.ones((2, 3)), "label": np.array([0, 1]), "who": np.array(["ann", "bob"])}
+
+
+def test_what_you_have_is_read_by_what_you_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "own-data.md"
+    shown: dict[str, Any] = {"Dataset": turnout.Dataset, "load": turnout.datasets.load, "table": Table()}
+    exec(next(block.code for block in blocks(page) if block.language == "python"), shown)
+    written = re.findall(r"^\| .* \| `(.+)` \|$", page.read_text("utf-8").partition("## Larger")[0], re.M)
+    assert len(written) == 21
+    for line in written:
+        data = eval(line, shown)
+        assert isinstance(data, turnout.Dataset), line
+        assert data.num_classes or "[[1, 0" in line, line
 
 
 def check_learnt(result: Any) -> None:

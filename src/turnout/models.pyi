@@ -12,5 +12,6 @@ from turnout.task.models import (
 )
 
 __all__ = [
-    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm", "linear", "mlp",
+    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm",
+    "linear", "mlp",
 ]  # fmt: skip

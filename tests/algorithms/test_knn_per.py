@@ -259,7 +259,7 @@ def test_a_model_that_diverged_is_seen_to_have() -> None:
 
 def test_a_sample_that_cannot_be_represented_spoils_its_client() -> None:
     server = trained(KNNPer(local(), turnout.Full()), split(population((30,) * 4)))
-    server.cohort.inputs[server.population.train.row(2)[1]] = torch.nan
+    server.cohort.stored[0][server.population.train.row(2)[1]] = torch.nan
     assert np.isnan(server.clients()["test_loss"]).tolist() == [False, False, True, False]
 
 

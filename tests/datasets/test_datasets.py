@@ -18,9 +18,10 @@ from turnout.data import load, loader, names
 from turnout.data.dataset import Dataset
 
 NAMES = [
-    *("airfoil", "boston", "breast_cancer", "cifar10", "cifar100", "csv_table", "diabetes", "digits", "fashion_mnist"),
-    *("function", "gas_turbine", "heart_disease", "kdd99", "linear_mixture", "mnist", "numpy_files", "quadratics"),
-    *("shakespeare", "synthetic"),
+    *("airfoil", "boston", "breast_cancer", "centres", "cifar10", "cifar100", "csv_table", "diabetes", "digits"),
+    "fashion_mnist",
+    *("function", "gas_turbine", "heart_disease", "images", "kdd99", "leaf", "linear_mixture", "mnist", "numpy_files"),
+    *("parquet", "quadratics", "shakespeare", "synthetic"),
 ]
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from turnout import UserError
+from turnout import Population, Ragged, UserError
 from turnout.cli.commands import app
 from turnout.config import config
 from turnout.deploy import client, keys, server
 from turnout.deploy.client import Memory
-from turnout.deploy.folder import prepare, read_clients
+from turnout.deploy.folder import prepare, read_clients, read_outline, read_shard, write_outline, write_shard
 from turnout.deploy.link import Child, birth, descendants, stop_all
 from turnout.record.run_folder import reseal
 
@@ -223,3 +224,38 @@ def test_a_server_cannot_look_at_other_files_of_a_client(tmp_path: Path) -> None
     (tmp_path / "memory" / "answers").mkdir()
     assert memory.recall("models", "abc") is not None
     assert memory.recall("answers", "../models/abc") is None
+
+
+def test_a_shard_of_trees_is_read_as_it_was_written(tmp_path: Path) -> None:
+    inputs = {"ids": torch.arange(12).view(6, 2), "more": (torch.ones(6, 3), [torch.zeros(6).byte()])}
+    rows = Ragged.from_rows([[0, 2], [1, 3]])
+    people = Population(inputs, (torch.arange(6), torch.ones(6)), rows, rows, central=(inputs, inputs["ids"]))
+    write_shard(tmp_path / "shard.safetensors", people, 1, 6)
+    data, own = read_shard(tmp_path / "shard.safetensors")
+    assert own.inputs["ids"].tolist() == [[2, 3], [6, 7]]
+    assert own.inputs["more"][1][0].dtype == torch.uint8
+    assert own.targets[0].tolist() == [1, 3]
+    assert (type(own.targets), data.num_classes, own.train.row(0).tolist()) == (tuple, 6, [0, 1])
+    write_outline(tmp_path / "outline.safetensors", people, 6)
+    _, known = read_outline(tmp_path / "outline.safetensors", [2, 2])
+    assert known.inputs["ids"].tolist() == [[0, 0]]
+    assert known.central is not None
+    assert torch.equal(known.central[0]["more"][0], torch.ones(6, 3))
+
+
+def test_a_shard_holds_no_classes_of_ones_own(tmp_path: Path) -> None:
+    @dataclass
+    class Batch:
+        ids: torch.Tensor
+
+    people = Population(Batch(torch.ones(2, 1)), torch.ones(2), Ragged.from_rows([[0, 1]]))
+    with pytest.raises(UserError, match=r"inputs: Batch cannot be written; .* use a dictionary"):
+        write_shard(tmp_path / "shard.safetensors", people, 0, None)
+
+
+@pytest.mark.parametrize("built", ["{", "3", "[]", '{"inputs": {"set": []}}', '{"inputs": "none"}', '{"inputs": {}}'])
+def test_a_shard_with_a_wrong_description_is_refused(built: str, tmp_path: Path) -> None:
+    tensors = {"inputs": torch.ones(2, 1), "targets": torch.ones(2), "train": torch.arange(2)}
+    save_file(tensors, tmp_path / "shard.safetensors", {"classes": "", "trees": built})
+    with pytest.raises(UserError, match="cannot be read"):
+        read_shard(tmp_path / "shard.safetensors")

@@ -46,10 +46,13 @@ def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, c
 
 
 def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[str], data: bool = True) -> None:
+    from torch import Tensor
+
     from turnout.deploy.folder import prepare
 
     targets = built.population.targets
-    classes = None if targets.is_floating_point() else int(targets.max()) + 1
+    whole = isinstance(targets, Tensor) and not targets.is_floating_point()
+    classes = int(targets.max()) + 1 if whole else None
     prepare(folder, built.population, classes, config.as_toml(complete), hosts, data)
 
 

@@ -206,6 +206,7 @@ class Population(Spelt):
                 )
             dealt = partition(dataset, clients, seed, **options, part="test")
             tests = Ragged(dealt.offsets, dealt.values + len(dataset))
+            trees.check_copy("clients.test: matched", inputs, targets, central)
             inputs, targets = (trees.join([*both]) for both in zip((inputs, targets), central, strict=True))
         validation = None
         if validation_fraction:

@@ -21,7 +21,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from turnout.clients.population import Population
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.allowed import Range, Share
 from turnout.core.errors import UserError, unknown
 from turnout.core.random import IntArray
@@ -187,18 +187,20 @@ def degrade(
     for name, strength in strengths.items():
         KINDS[name][2].check(f"quality.{name}", strength)
     rows = population.train
+    whole, labels = (trees.one_tensor("quality: bad data", pool) for pool in (population.inputs, population.targets))
+    trees.check_copy("quality: bad data", whole, labels)
     if len(np.unique(rows.values)) < len(rows.values):
         raise UserError("quality: clients share samples; deal every sample to one client only")
     edges = np.rint(np.cumsum([0.0, *shares.values()]) * population.size).astype(np.int64)
     order = random.permutation(random.key(seed, "quality"), population.size)
     tags = np.full(population.size, NORMAL, f"<U{max(map(len, (*KINDS, NORMAL)))}")
-    inputs, targets = population.inputs.clone(), population.targets.clone()
-    everybody = Pool(population.inputs, population.targets)
+    inputs, targets = whole.clone(), labels.clone()
+    everybody = Pool(whole, labels)
     for name, start, end in zip(shares, edges[:-1], edges[1:], strict=True):
         damage, strength, _ = KINDS[name]
         for client in order[start:end].tolist():
             mine = torch.as_tensor(rows.row(client))
-            own = population.inputs[mine], population.targets[mine]
+            own = whole[mine], labels[mine]
             key = random.key(seed, f"quality {name}", client)
             inputs[mine], targets[mine] = damage(own, everybody, strengths.get(name, strength), key)
             tags[client] = name

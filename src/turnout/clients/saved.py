@@ -76,6 +76,8 @@ def _described(place: str, value: Any, columns: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Tensor) and value.dtype is not torch.bfloat16:
         columns[place] = value.detach().cpu().numpy()
         return {"tensor": place}
+    if type(value) is dict and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
+        return {"dict": {name: _described(f"{place}.{name}", part, columns) for name, part in value.items()}}
     kind = type(value).__name__
     if _classes().get(kind) is type(value):
         own = {part.name: getattr(value, part.name) for part in fields(value) if part.init and part.name != "dealt"}
@@ -100,6 +102,8 @@ def _made(described: Any, folder: Path) -> Any:
     ((kind, value),) = described.items()
     if kind == "tuple":
         return tuple(_made(part, folder) for part in value)
+    if kind == "dict":
+        return {name: _made(part, folder) for name, part in value.items()}
     if kind == "float":
         return float(value)
     column = _load(folder, value)

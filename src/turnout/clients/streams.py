@@ -14,17 +14,18 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from turnout.clients.columns import check_members
 from turnout.clients.memories import Latest, Memory
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.allowed import Seconds
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
+from turnout.core.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,12 @@ class Stored:
         return Ragged(np.append(0, np.cumsum(counts)), rows.values[stored])
 
 
-def in_order(rows: Ragged, targets: Tensor, drift: float, seed: int) -> Ragged:
+def in_order(rows: Ragged, targets: Tree, drift: float, seed: int) -> Ragged:
     """The rows in the order in which their samples arrive: at random for a `drift` of 0, by target for 1 (class after
     class), and ever more so between."""
     if len(np.unique(rows.values)) < len(rows.values):
         raise UserError("stream: a sample that several clients hold cannot arrive; choose another partition")
+    targets = trees.one_tensor("stream.drift: it", targets) if drift else torch.zeros(trees.rows(targets))
     _, rank = np.unique(targets.reshape(len(targets), -1)[:, 0].numpy(), return_inverse=True)
     owner = np.repeat(np.arange(len(rows)), rows.counts)
     tickets = random.uniform(random.key(seed, "stream", rows.values), 1)[:, 0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from turnout.clients.adversary import Silence
 from turnout.clients.availability import Availability
@@ -226,11 +226,17 @@ class _Sections:
         given, said = self.given["model"], self.given["task"]
         if "loss" in given and said.setdefault("loss", given["loss"]) != given.pop("loss"):  # where it stood before
             raise UserError("model.loss: it is task.loss now, which says another; leave one of them out")
-        arguments, self.complete["task"] = make_task(said, "mse" if dataset.num_classes is None else "cross_entropy")
         name = self.name("model")
+        if name in MODELS and isinstance(dataset.inputs, Tensor) and dataset.inputs.dtype == torch.uint8:
+            said.setdefault("prepare", "pixels")
+        arguments, self.complete["task"] = make_task(said, "mse" if dataset.num_classes is None else "cross_entropy")
         function = kinds.find("model", name)
-        outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
-        known = {"inputs": int(np.prod(dataset.inputs.shape[1:], dtype=int)), "outputs": outputs, "classes": outputs}
+        known = dict[str, int]()
+        if isinstance(dataset.inputs, Tensor):
+            known["inputs"] = int(np.prod(dataset.inputs.shape[1:], dtype=int))
+        if dataset.num_classes or isinstance(dataset.targets, Tensor):
+            outputs = dataset.num_classes or int(np.prod(dataset.targets.shape[1:], dtype=int))
+            known |= {"outputs": outputs, "classes": outputs}
         given |= {option: known[option] for option in options_of(function) if option in known and option not in given}
         self.complete["model"] = {"name": name, **check("model", function, given, set())[1]}
         return Task(lambda: _module(name, function, given), seed=run.seed, **arguments)

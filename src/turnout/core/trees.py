@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch.utils import _pytree as pytree
 
 from turnout.core.errors import UserError
 
-LOOKED_AT = 1 << 16  # rows
+LOOKED_AT = 1 << 24  # numbers
+
+COPIED = 8  # pools of more than one such part of the memory are not copied
 
 Tree = Any  # a tensor, or a tree of tensors
 
@@ -65,9 +68,27 @@ def at(tree: Tree, place: Any) -> Tree:
     return tree[place] if isinstance(tree, Tensor) else map_leaves(lambda leaf: leaf[place], tree)
 
 
-def take(tree: Tree, index: Tensor) -> Tree:
-    """Gather rows, `[*index.shape, ...]` of every tensor."""
-    return map_leaves(lambda leaf: leaf.index_select(0, index.flatten()).view(*index.shape, *leaf.shape[1:]), tree)
+def batch(inputs: Tree, targets: Tree, rows: Tensor | slice, like: Tensor) -> tuple[Tree, Tree]:
+    """Gather rows `[*rows.shape, ...]` of pools that are stored in any numbers, wherever they are, as a model computes
+    with them: on the device of `like`, floats in its precision and whole numbers as int64, but bytes among the inputs
+    as bytes."""
+
+    def numbers(leaf: Tensor, bytes_stay: bool) -> torch.dtype | None:
+        if leaf.is_floating_point():
+            return like.dtype
+        stays = leaf.dtype == torch.bool or leaf.is_complex() or (bytes_stay and leaf.dtype == torch.uint8)
+        return None if stays else torch.int64
+
+    def gathered(leaf: Tensor, bytes_stay: bool) -> Tensor:
+        if isinstance(rows, slice):
+            found = leaf[rows]
+        else:
+            index = rows if rows.device == leaf.device else rows.to(leaf.device)
+            found = leaf.index_select(0, index.flatten()).view(*rows.shape, *leaf.shape[1:])
+        return found.to(like.device, numbers(leaf, bytes_stay))
+
+    x = map_leaves(lambda leaf: gathered(leaf, True), inputs)
+    return x, map_leaves(lambda leaf: gathered(leaf, False), targets)
 
 
 def split(tree: Tree, size: int) -> list[Tree]:
@@ -80,9 +101,66 @@ def join(trees: list[Tree]) -> Tree:
     return map_leaves(lambda *parts: torch.cat(parts), *trees)
 
 
-def row_bytes(tree: Tree) -> int:
-    """Count the bytes of one sample."""
-    return sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves(tree))
+def row_bytes(tree: Tree, dtype: torch.dtype) -> int:
+    """Count the bytes of one sample in a `batch` whose floats are so wide; a model makes floats of bytes, too."""
+    wide = (leaf.is_floating_point() or leaf.dtype == torch.uint8 for leaf in leaves(tree))
+    sizes = (dtype.itemsize if own else leaf.element_size() for own, leaf in zip(wide, leaves(tree), strict=True))
+    return sum(leaf[:1].numel() * size for leaf, size in zip(leaves(tree), sizes, strict=True))
+
+
+def whole_bytes(tree: Tree) -> int:
+    """Count the bytes of a tree as it is stored."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def described(what: str, tree: Tree) -> tuple[Any, dict[str, Tensor]]:
+    """Describe a tree in JSON, with a name in the place of each tensor, and give the tensors by these names."""
+    if isinstance(tree, Tensor):
+        return what, {what: tree}
+    if type(tree) is dict and all(isinstance(name, str) for name in tree):
+        names = list(tree)
+    elif type(tree) in (tuple, list):
+        names = list(range(len(tree)))
+    else:
+        raise UserError(
+            f"{what}: {type(tree).__name__} cannot be written; allowed: tensors in tuples, lists and dictionaries with "
+            "words as names; use a dictionary"
+        )
+    found = {name: described(f"{what}.{name}", tree[name]) for name in names}
+    tensors = {name: tensor for _, own in found.values() for name, tensor in own.items()}
+    parts = {name: part for name, (part, _) in found.items()}
+    kind = type(tree).__name__
+    return {kind: parts if kind == "dict" else list(parts.values())}, tensors
+
+
+def rebuilt(description: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """Put tensors into the tree that a description says; KeyError, TypeError or ValueError where it says none."""
+    if isinstance(description, str):
+        return tensors[description]
+    ((kind, parts),) = description.items()
+    if kind == "dict":
+        return {name: rebuilt(part, tensors) for name, part in parts.items()}
+    if kind not in ("tuple", "list"):
+        raise ValueError(f"{kind} is no tree")
+    found = [rebuilt(part, tensors) for part in parts]
+    return tuple(found) if kind == "tuple" else found
+
+
+def one_tensor(use: str, tree: Tree) -> Tensor:
+    """Give samples or targets that are one tensor, or raise."""
+    if not isinstance(tree, Tensor):
+        raise UserError(f"{use} needs samples that are one tensor with one label each, and these are trees of tensors")
+    return tree
+
+
+def check_copy(use: str, *pools: Tree) -> None:
+    """Raise where samples are too many to copy: those of a pool in a file should stay there."""
+    size, room = sum(map(whole_bytes, pools)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // COPIED
+    if size > room:
+        raise UserError(
+            f"{use} copies all samples, {size >> 20} MiB; allowed: at most a {COPIED}th of this machine's memory, "
+            f"{room >> 20} MiB"
+        )
 
 
 def shapes(tree: Tree) -> Tree:
@@ -105,5 +183,10 @@ def shapes_whole(tree: Tree) -> Tree:
 
 def finite(tree: Tree) -> bool:
     """Say whether all numbers of a tree are finite, looking at a part at a time."""
-    parts = (part for leaf in leaves(tree) if leaf.is_floating_point() for part in torch.split(leaf, LOOKED_AT))
+    parts = (
+        part
+        for leaf in leaves(tree)
+        if leaf.is_floating_point() and leaf.numel()
+        for part in torch.split(leaf, max(1, LOOKED_AT // leaf[:1].numel()))
+    )
     return all(math.isfinite(float(part.sum())) or bool(torch.isfinite(part).all()) for part in parts)  # mostly no copy

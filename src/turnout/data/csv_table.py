@@ -37,6 +37,21 @@ def load(
     number.
     """
     rows = read_table("csv_table", path_of(path))
+    return made("csv_table", rows, target, client, task, drop, normalise, test_fraction, seed)
+
+
+def made(
+    dataset: str,
+    rows: Table,
+    target: str,
+    client: str | None,
+    task: Literal["classification", "regression"],
+    drop: Sequence[str],
+    normalise: Scaling,
+    test_fraction: float,
+    seed: int,
+) -> Dataset:
+    """Make a dataset of the rows of a table; the options are those of `load`."""
     for column in drop:
         rows.cells(column)
     features, inputs, indicators = _features(rows, {target, *([client] if client else []), *drop})
@@ -51,7 +66,7 @@ def load(
         groups, facts["clients"] = _numbered(rows, client)
     classes = int(targets.max()) + 1 if task == "classification" else None
     return table(
-        "csv_table", inputs, targets, classes, normalise, test_fraction, seed, groups, facts, indicators=indicators
+        dataset, inputs, targets, classes, normalise, test_fraction, seed, groups, facts, indicators=indicators
     )
 
 
@@ -73,9 +88,9 @@ def _features(rows: Table, others: set[str]) -> tuple[list[str], NDArray[np.floa
         ranks, words = numbered(rows.words(column))
         if len(words) > MOST_WORDS:
             advice = "make it numeric, or leave it out with drop"
-            raise UserError(f"dataset csv_table: column {column} has {len(words)} different words; {advice}")
+            raise UserError(f"dataset {rows.dataset}: column {column} has {len(words)} different words; {advice}")
         names += [f"{column}={word}" for word in words]
         parts.append(np.eye(len(words))[ranks])
     if not names:
-        raise UserError(f"dataset csv_table: {rows.path} has no column left to be a feature")
+        raise UserError(f"dataset {rows.dataset}: {rows.path} has no column left to be a feature")
     return names, np.concatenate(parts, axis=1), len(names) - len(numeric)

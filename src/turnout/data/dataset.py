@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from turnout.core import trees
 from turnout.core.errors import UserError
-from turnout.core.spelling import Spelt
+from turnout.core.spelling import Spelt, spelt
 from turnout.core.trees import Tree
 
 
@@ -37,13 +38,30 @@ def _numbers(values: Any) -> bool:
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
-    """A tensor as it is; NumPy's numbers, or a list of them, as float32 or int64."""
+    """A tensor as it is; NumPy's numbers, or a list of them, as float32 or int64. Bytes of images (three dimensions and
+    more) stay bytes, and what is mapped from a file stays there, in the numbers it has; its labels alone are read."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise UserError(f"{what} are {type(values).__name__} of {array.dtype}; give a tensor or an array of numbers")
-    return torch.tensor(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+    whole, pixels = array.dtype.kind != "f", array.dtype == np.uint8 and array.ndim > 2
+    if not mapped(values) or (whole and array.ndim < 2):
+        return torch.tensor(array if pixels else array.astype(np.int64 if whole else np.float32))
+    if not array.dtype.isnative or array.dtype.itemsize > 8:
+        raise UserError(f"{what} are mapped from a file of {array.dtype}, which torch cannot read; convert the file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not writable: nobody writes to samples
+        return torch.from_numpy(array)
+
+
+def mapped(values: Any) -> bool:
+    """Say whether an array lies in a file: `np.memmap`, or a part of one."""
+    while isinstance(values, np.ndarray):
+        if isinstance(values, np.memmap):
+            return True
+        values = values.base
+    return False
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,34 @@ class Dataset(Spelt):
                     raise UserError(
                         f"dataset {self.name}: {label} {part} contain NaN or infinity; clean the data first"
                     )
+
+    @classmethod
+    @spelt
+    def of(
+        cls,
+        source: Any,
+        targets: Any = None,
+        *,
+        clients: Any = None,
+        inputs: str | Sequence[str] | None = None,
+        num_classes: int | None = None,
+        test: Any = None,
+        padded_as: tuple[str, str] | None = None,
+        name: str = "own",
+    ) -> Dataset:
+        """Make a dataset of what there is: arrays or tensors or a tree of them with a row a sample, a list of samples,
+        a torch `Dataset` with a length, or a Hugging Face `Dataset`.
+
+        `targets` are given apart, or named: the column of a table or the entry of dictionaries. Samples that are pairs
+        (x, y) have theirs. `clients` say whose each sample is, in any numbers or words, likewise. `inputs` names the
+        columns that the model gets, one as a tensor, a list of them as a dictionary; none: all others. Whole targets,
+        one a sample, are classes. Sequences of different lengths are padded: the inputs become a dictionary of
+        `input_ids` and `attention_mask` (`padded_as` gives other names), places beyond the end of a target are -100.
+        `test` is a source of the same kind; with targets apart (inputs, targets) or (inputs, targets, clients).
+        """
+        from turnout.data.sources import made
+
+        return made(source, targets, clients, inputs, num_classes, test, padded_as, name)
 
     def __len__(self) -> int:
         return trees.rows(self.inputs)

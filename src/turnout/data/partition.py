@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.allowed import Count, Finite, Positive, Range, WholeNumber
 from turnout.core.errors import UserError, check_room
 from turnout.core.ragged import Ragged
@@ -347,7 +347,8 @@ def _labels(data: Data, partition: str, part: Part = "train") -> tuple[IntArray,
     elif part == "test" and data.test_targets is None:
         raise UserError(f"partition {partition}: dataset {data.name} has no central test set; use split instead")
     else:
-        labels = np.asarray(data.targets if part == "train" else data.test_targets, np.int64)
+        targets = trees.one_tensor(f"partition {partition}:", data.targets if part == "train" else data.test_targets)
+        labels = np.asarray(targets, np.int64)
         classes = data.num_classes
     if labels.ndim != 1 or labels.min(initial=0) < 0 or labels.max(initial=-1) >= classes:
         raise UserError(f"partition {partition}: labels must be one integer of 0 to {classes - 1} a sample")

@@ -157,20 +157,20 @@ def images(
     return Dataset(dataset, tensors[0], tensors[1], num_classes, tensors[2], tensors[3], groups, facts=facts or {})
 
 
-_PARTS = ("inputs", "targets", "groups", "test_inputs", "test_targets", "test_groups")
+PARTS = ("inputs", "targets", "groups", "test_inputs", "test_targets", "test_groups")
 
 
 def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int | None) -> Dataset:
     """A user's own arrays. Integer targets are classes, others are regressed on; integer inputs are tokens."""
     for name in arrays:
-        if name not in _PARTS:
-            raise unknown(f"dataset {dataset}: array", str(name), _PARTS)
+        if name not in PARTS:
+            raise unknown(f"dataset {dataset}: array", str(name), PARTS)
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise UserError(f"dataset {dataset}: there is no array {name}")
     if ("test_inputs" in arrays) != ("test_targets" in arrays):
         raise UserError(f"dataset {dataset}: test_inputs and test_targets go together, but only one is given")
-    tensors = {name: _tensor(dataset, name, arrays[name]) for name in _PARTS if name in arrays and "groups" not in name}
+    tensors = {name: _tensor(dataset, name, arrays[name]) for name in PARTS if name in arrays and "groups" not in name}
     inputs, targets = tensors["inputs"], tensors["targets"]
     if not len(inputs):
         raise UserError(f"dataset {dataset}: there are no samples")
@@ -181,10 +181,12 @@ def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int 
                 shapes = f"{list(one.shape)} {one.dtype} and {list(other.shape)} {other.dtype}"
                 raise UserError(f"dataset {dataset}: {name} and test_{name} do not match: {shapes}")
     if targets.dtype == torch.int64:
-        num_classes = _classes(dataset, [part for part in (targets, test_targets) if part is not None], num_classes)
+        num_classes = classes_of(dataset, [part for part in (targets, test_targets) if part is not None], num_classes)
     elif num_classes is not None:
         raise UserError(f"dataset {dataset}: num_classes={num_classes} but the targets are not integers")
-    groups, test_groups, clients = _groups(dataset, arrays, inputs, test_inputs)
+    groups, test_groups, clients = groups_of(
+        dataset, arrays, len(inputs), None if test_inputs is None else len(test_inputs)
+    )
     facts: dict[str, object] = {"clients": clients} if clients else {}
     return Dataset(dataset, inputs, targets, num_classes, test_inputs, test_targets, groups, test_groups, facts)
 
@@ -212,7 +214,7 @@ def _tensor(dataset: str, name: str, values: ArrayLike) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _classes(dataset: str, targets: list[Tensor], given: int | None) -> int:
+def classes_of(dataset: str, targets: list[Tensor], given: int | None) -> int:
     lowest, highest = (int(edge) for edge in torch.aminmax(torch.cat(targets)))
     if lowest < 0 or (given is not None and highest >= given):
         allowed = f"0 to {given - 1}" if given else "0 upwards"
@@ -220,8 +222,8 @@ def _classes(dataset: str, targets: list[Tensor], given: int | None) -> int:
     return given or highest + 1
 
 
-def _groups(
-    dataset: str, arrays: Mapping[str, ArrayLike], inputs: Tensor, test_inputs: Tensor | None
+def groups_of(
+    dataset: str, arrays: Mapping[str, ArrayLike], samples: int, tests: int | None
 ) -> tuple[IntArray | None, IntArray | None, list[Any]]:
     """Any ids as 0..G-1, those of the test set likewise, and the ids."""
     if "groups" not in arrays:
@@ -229,9 +231,9 @@ def _groups(
             raise UserError(f"dataset {dataset}: test_groups is given but groups is not")
         return None, None, []
     parts = []
-    for name, samples in (("groups", inputs), ("test_groups", test_inputs)):
+    for name, count in (("groups", samples), ("test_groups", tests)):
         part = _array(dataset, name, arrays.get(name, []))
-        if name in arrays and part.shape != (0 if samples is None else len(samples),):
+        if name in arrays and part.shape != (count or 0,):
             raise UserError(f"dataset {dataset}: {name} should hold one id a sample, not shape {list(part.shape)}")
         if name in arrays and part.dtype.kind not in "iuU":
             raise UserError(f"dataset {dataset}: {name} should be integers or words, not {part.dtype}")

@@ -22,6 +22,7 @@ their shape and its own central test set.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -31,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from turnout.clients.availability import Always
 from turnout.clients.population import Population
@@ -40,6 +40,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import write_tensors, write_text
 from turnout.core.ragged import Ragged
 from turnout.core.random import IntArray
+from turnout.core.trees import Tree
 from turnout.data.dataset import Dataset
 from turnout.deploy import keys
 from turnout.deploy.presence import nobody
@@ -171,20 +172,28 @@ class Enrolment:
 # -- data -------------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, tensors: dict[str, Tensor], classes: int | None) -> None:
-    whole = {name: value.contiguous().clone() for name, value in tensors.items()}
+def _write(path: Path, pools: dict[str, Tree], classes: int | None) -> None:
+    """Write tensors and trees of them; how these are built is JSON beside them."""
+    found = {name: trees.described(name, pool) for name, pool in pools.items()}
+    whole = {name: value.contiguous().clone() for _, own in found.values() for name, value in own.items()}
     metadata = {"classes": "" if classes is None else str(classes)}
+    if built := {name: description for name, (description, _) in found.items() if description != name}:
+        metadata["trees"] = json.dumps(built)
     write_tensors(path, whole, metadata)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:
+def _read(path: Path) -> tuple[dict[str, Any], int | None]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            classes = (file.metadata() or {}).get("classes", "")
-            return {name: file.get_tensor(name) for name in file.keys()}, int(classes) if classes else None  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            built = json.loads(metadata.get("trees", "{}"))
+            pools = {name: trees.rebuilt(description, tensors) for name, description in built.items()}
+            classes = metadata.get("classes", "")
+            return tensors | pools, int(classes) if classes else None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"deploy: {path} cannot be read ({error}); turnout deploy init writes it") from error
 
 
@@ -199,7 +208,10 @@ def write_shard(path: Path, population: Population, client: int, classes: int | 
     rows = _rows(population, client)
     own = np.unique(np.concatenate(list(rows.values())))
     index = torch.as_tensor(own.astype(np.int64))
-    tensors = {"inputs": trees.at(population.inputs, index), "targets": trees.at(population.targets, index)}
+    tensors: dict[str, Tree] = {
+        "inputs": trees.at(population.inputs, index),
+        "targets": trees.at(population.targets, index),
+    }
     tensors |= {name: torch.as_tensor(np.searchsorted(own, row)) for name, row in rows.items()}
     _write(path, tensors, classes)
 

@@ -33,17 +33,22 @@ FloatArray = NDArray[np.float64]
 
 
 @torch.no_grad()
-def sample_measures(task: Task, model: Tensor, inputs: Tree, targets: Tree, chunk: int) -> dict[str, FloatArray]:
-    """Measure every sample, `[n]` by name, but for measures that look at other samples."""
+def sample_measures(
+    task: Task, model: Tensor, inputs: Tree, targets: Tree, chunk: int, rows: Tensor | None = None
+) -> dict[str, FloatArray]:
+    """Measure every sample of a pool, or those of some rows, `[n]` by name, but for measures that look at other
+    samples. Only `chunk` samples are gathered at a time."""
     separate = [name for name in ("loss", *task.metrics) if name not in task.coupled]
-    if not separate or not trees.rows(inputs):
+    count = trees.rows(inputs) if rows is None else len(rows)
+    if not separate or not count:
         return {name: np.zeros(0) for name in separate}
-    parts = []
-    for start in range(0, trees.rows(inputs), chunk):
+    found = {name: np.empty(count) for name in separate}  # before the rest: what stays does not lie between what goes
+    for start in range(0, count, chunk):
         some = slice(start, start + chunk)
-        outputs = task.outputs(model, trees.at(inputs, some))
-        parts.append(task.measures(outputs, trees.at(targets, some), leave_out=task.coupled))
-    return {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+        x, y = trees.batch(inputs, targets, some if rows is None else rows[some], task.initial)
+        for name, values in task.measures(task.outputs(model, x), y, leave_out=task.coupled).items():
+            found[name][some] = values.double().cpu().numpy()
+    return found
 
 
 def check_separate(task: Task) -> None:
@@ -55,7 +60,10 @@ def check_separate(task: Task) -> None:
 @torch.no_grad()
 def set_measures(task: Task, model: Tensor, inputs: Tree, targets: Tree) -> dict[str, float]:
     """Take the measures that look at other samples, of all these at once."""
-    return _means(task, task.outputs(model, inputs), targets, task.coupled) if task.coupled else {}
+    if not task.coupled:
+        return {}
+    x, y = trees.batch(inputs, targets, slice(None), task.initial)
+    return _means(task, task.outputs(model, x), y, task.coupled)
 
 
 def _means(task: Task, outputs: Tree, targets: Tree, names: Collection[str]) -> dict[str, float]:
@@ -113,16 +121,13 @@ class Evaluator:
     def global_model(self, model: Tensor) -> dict[str, FloatArray]:
         """Measure every client as served by `model`: `[len(clients)]` by measure."""
         rows, local = self._used
-        inputs, targets = self.cohort.inputs, self.cohort.targets
-        if rows is not None:
-            inputs, targets = trees.take(inputs, rows), trees.take(targets, rows)
         cohort, task = self.cohort, self.cohort.task
 
         def together(_: int, rows: Tensor) -> dict[str, float]:
-            return set_measures(task, model, trees.at(cohort.inputs, rows), trees.at(cohort.targets, rows))
+            return set_measures(task, model, *cohort.samples(rows))
 
         with cohort.all_threads():
-            scored = sample_measures(task, model, inputs, targets, self.chunk)
+            scored = sample_measures(task, model, *cohort.stored, self.chunk, rows)
             found = {name: client_means(values, local) for name, values in scored.items()}
             found |= self._by_client(task.coupled, together)
         return {name: found[name] for name in ("loss", *task.metrics)}
@@ -143,7 +148,7 @@ class Evaluator:
     def _used(self) -> tuple[Tensor | None, Ragged]:
         """Find the rows of the pool that these clients hold (None: all of them), and index into those."""
         used = np.unique(self.index.values)
-        if len(used) == trees.rows(self.cohort.inputs):
+        if len(used) == trees.rows(self.cohort.stored[0]):
             return None, self.index
         rows = torch.as_tensor(used, device=self.cohort.plan.device).long()
         return rows, Ragged(self.index.offsets, np.searchsorted(used, self.index.values))
@@ -169,7 +174,7 @@ class Evaluator:
             padded = torch.as_tensor(self.index.rows(rows).padded(longest), device=cohort.plan.device).long()
             for begin in range(0, longest, width):
                 part = padded[:, begin : begin + width]
-                inputs, targets = trees.at(cohort.inputs, part), trees.at(cohort.targets, part)
+                inputs, targets = cohort.samples(part)
                 with cohort.on_device():
                     outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
                 real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
@@ -187,8 +192,9 @@ class Evaluator:
         cohort, task = self.cohort, self.cohort.task
         prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
         state = {name: values[0] for name, values in prepared.items()}
-        outputs = personal.work.predict(task, model, state, trees.at(cohort.inputs, rows))
-        return _means(task, outputs, trees.at(cohort.targets, rows), ("loss", *task.metrics))
+        inputs, targets = cohort.samples(rows)
+        outputs = personal.work.predict(task, model, state, inputs)
+        return _means(task, outputs, targets, ("loss", *task.metrics))
 
     def _prepared_bytes(self, personal: Personal) -> int:
         """Bound the bytes that a client's preparation takes."""

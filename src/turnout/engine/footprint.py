@@ -102,9 +102,8 @@ class Footprint:
 
     def _some(self, count: int) -> tuple[Tree, Tree]:
         """Take so many samples, the first ones over again where there are fewer."""
-        device = trees.leaves(self.inputs)[0].device
-        rows = torch.arange(count, device=device) % trees.rows(self.inputs)
-        return trees.take(self.inputs, rows), trees.take(self.targets, rows)
+        rows = torch.arange(count, device=self.task.initial.device) % trees.rows(self.inputs)
+        return trees.batch(self.inputs, self.targets, rows, self.task.initial)
 
     def _gradient(self, inputs: Tree, targets: Tree) -> Tensor:
         """Compute a gradient as clients do: one of several that are mapped, or by itself."""

@@ -20,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.core import trees
 from turnout.core.errors import reason
 from turnout.core.ragged import Picked, Ragged
 from turnout.core.trees import Tree
 from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
 from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
-from turnout.engine.plain_sgd import Course, PlainSGD, State, take
+from turnout.engine.plain_sgd import Course, PlainSGD, State
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD
 from turnout.task.task import Task
@@ -290,16 +291,16 @@ class GraphedSGD(PlainSGD):
                 self.chain.step(state.layers, state.factored, inputs[number % len(inputs)], aim.at(number), key)
                 continue
             rows, weights = (part[:, number if part.shape[1] > 1 else 0] for part in (course.rows, course.weights))
-            inputs, targets = (take(pool, rows) for pool in (self.inputs, self.targets))
+            inputs, targets = self.samples(rows)
             self.step(state, lr, Batch(inputs, targets, weights, rows, key, number))
 
     def _seen(self, course: Course, lr: Tensor) -> tuple[Tensor, Aim] | None:
         """Gather the samples of all steps `[S, C, B, ...]`, and what they are compared with, where there is room."""
         if self.chain is None or type(self.task) is not Task or not self.at_once(course.rows):
             return None
-        targets = take(self.targets, course.rows)
-        inputs = take(self.inputs, course.rows.transpose(0, 1)).to(self.precision)
-        return inputs, self.chain.aim(targets, course.weights, lr)
+        inputs, _ = trees.batch(self.inputs, (), course.rows.transpose(0, 1), self.task.initial)
+        _, targets = trees.batch((), self.targets, course.rows, self.task.initial)
+        return inputs.to(self.precision), self.chain.aim(targets, course.weights, lr)
 
     def _seize(self, shape: tuple[Any, ...], body: Callable[[], Any]) -> bool:
         """Capture a body that looks for and leaves things only in places that stay, unless that was done before. It

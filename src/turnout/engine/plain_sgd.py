@@ -123,7 +123,7 @@ class PlainSGD:
         dropout = any(isinstance(layer, KeyedDropout) for layer in task.module.modules())
         self.keyed = dropout or task.draws or bool(task.augmenting)  # whether steps draw
         self.precision = torch.bfloat16 if plan.precision == "bf16" else plan.dtype  # of values between layers
-        self.background, self.sample_bytes = Background(), trees.row_bytes(inputs)
+        self.background, self.sample_bytes = Background(), trees.row_bytes(inputs, plan.dtype)
 
     def train(self, jobs: Jobs, size: Size) -> Tensor:
         """Train C clients, sorted by their number of steps, to their end: `[C, P]` what their parameters have moved
@@ -205,9 +205,9 @@ class PlainSGD:
     def _block(self, received: Tensor, shared: bool, lr: float | Tensor, course: Course, moved: Vectors) -> None:
         size, longest = course.rows.shape[2], int(course.steps[0])
         state = running = self.begin(received, shared, size * longest, bool((course.steps != longest).any()))
-        pools, active = (self.inputs, self.targets), len(received)
+        active = len(received)
         at_once = self.at_once(course.rows)
-        gathered = [take(pool, course.rows) for pool in pools] if at_once else []
+        gathered = [*self.samples(course.rows)] if at_once else []
         if at_once and self.chain is not None and course.rows.shape[1] == longest:
             gathered[0] = gathered[0].to(self.precision)
             self.chain.look_ahead(state.factored, gathered[0])
@@ -219,9 +219,7 @@ class PlainSGD:
                 (slice(active), number if part.shape[1] > 1 else 0) for part in (course.rows, course.weights)
             )
             rows = course.rows[place]
-            inputs, targets = (
-                (some(part, place) for part in gathered) if at_once else (take(pool, rows) for pool in pools)
-            )
+            inputs, targets = (some(part, place) for part in gathered) if at_once else self.samples(rows)
             batch = Batch(inputs, targets, course.weights[counts], rows, course.keys[:active, number], number)
             self.step(running, lr[:active] if isinstance(lr, Tensor) else lr, batch)
         for layer in state.factored.values():
@@ -232,6 +230,10 @@ class PlainSGD:
         for client, own in enumerate(moved):
             alone = slice(client, client + 1)
             self.difference(state.some(alone), received[alone], own[None])
+
+    def samples(self, rows: Tensor) -> tuple[Tree, Tree]:
+        """Gather inputs and targets, `[*rows.shape, ...]` of every tensor."""
+        return trees.batch(self.inputs, self.targets, rows, self.task.initial)
 
     def at_once(self, rows: Tensor) -> bool:
         """Say whether there is room for all these samples at once."""
@@ -320,11 +322,9 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
 
 
-def take(pool: Tree, rows: Tensor) -> Tree:
-    """Gather rows of the pool, `[*rows.shape, ...]` of every tensor."""
-    if not isinstance(pool, Tensor):
-        return trees.take(pool, rows)
-    return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
+def as_convolved(inputs: Tensor) -> Tensor:
+    """Lay images out as a CPU convolves them fastest."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 
 
 def some(samples: Tree, place: Any) -> Tree:

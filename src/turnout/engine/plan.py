@@ -11,9 +11,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from turnout.core import trees
 from turnout.core.allowed import OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
+from turnout.core.trees import Tree
 from turnout.engine.convolutions import FORMS
 from turnout.local.exchange import count_numbers
 from turnout.local.sgd import LocalSGD
@@ -77,6 +79,14 @@ class Plan(Spelt):
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "torch": torch.__version__}
+
+
+def stays(plan: Plan, pool: Tree) -> bool:
+    """Say whether samples stay where they are, in the numbers they have, and become the engine's a batch at a time:
+    on a CPU, whose memory or files they are in, and where they would fill half of a CUDA device."""
+    if plan.device == "cpu":
+        return True
+    return bool(trees.whole_bytes(pool) > torch.cuda.get_device_properties(plan.device).total_memory // 2)
 
 
 def computing_on(plan: Plan, may_attend: bool) -> AbstractContextManager[Any]:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.errors import UserError, reason
 from turnout.core.threads import one_thread, threads
 from turnout.engine.batches import Jobs, Size
@@ -87,7 +86,7 @@ class Caller:
         what = f"PythonWork: {work.called}{'' if jobs.clients is None else f' at client {jobs.clients[row]}'}"
         given = task.arrays(received) if isinstance(task, ArrayTask) else _layers(task, received)
         before = given if "place" in jobs.options else {name: array.copy() for name, array in given.items()}
-        inputs, targets = (tree_map(lambda pool: pool[index], pools) for pools in (self.inputs, self.targets))  # copies
+        inputs, targets = trees.batch(self.inputs, self.targets, index, received)  # copies
         assert work.function is not None
         try:
             answer = work.function(given, numpy_of(inputs), numpy_of(targets), random.generator(jobs.keys[row]))

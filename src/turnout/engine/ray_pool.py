@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from turnout.core import trees
 from turnout.core.errors import UserError
@@ -82,9 +83,7 @@ class RayPool:
         there = replace(cohort.plan, device=device)
         needs = {"num_cpus": 0 if plan.address in LOCAL else plan.threads, "num_gpus": int(device != "cpu")}
         actor = ray.remote(**needs, max_restarts=0)(Worker)
-        samples = [
-            ray.put(trees.map_leaves(lambda leaf: leaf.cpu().numpy(), pool)) for pool in (cohort.inputs, cohort.targets)
-        ]
+        samples = [ray.put(trees.map_leaves(_array, pool)) for pool in cohort.stored]
         task = ray.put(cohort.task.to("cpu"))
         self._actors = [actor.remote(task, *samples, there) for _ in range(self._count(plan, device))]
         self.workers = list(range(len(self._actors)))
@@ -126,3 +125,9 @@ class RayPool:
         if self._ray.is_initialized():  # it may have ended before
             for actor in self._actors:
                 self._ray.kill(actor)
+
+
+def _array(leaf: Tensor) -> NDArray[Any]:
+    """Give numbers to NumPy, which knows no bfloat16."""
+    array: NDArray[Any] = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).cpu().numpy()
+    return array

@@ -33,8 +33,8 @@ from turnout.engine.chain import Chain
 from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some, take
-from turnout.engine.plan import Plan, computing_on
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, as_convolved, some
+from turnout.engine.plan import Plan, computing_on, stays
 from turnout.engine.python_path import Caller
 from turnout.local import job, reports
 from turnout.local.python_work import PythonWork
@@ -57,11 +57,6 @@ class Trained:
     apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
-def _as_convolved(inputs: Tensor) -> Tensor:
-    """Lay images out as a CPU convolves them fastest."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
-
-
 def _rows(tree: Any, rows: slice) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
@@ -73,12 +68,16 @@ class Cohort:
         self.plan = plan
         self.task = task.to(plan.device, plan.dtype)
         self.task.bfloat16 = plan.precision == "bf16"
-        self.inputs, self.targets = self.place(inputs), self.place(targets)
-        self.sample_bytes = trees.row_bytes(self.inputs)
+        self.stored = self.pool(inputs), self.pool(targets)
+        self._sent = ""  # why samples are sent to the device batch by batch; "": they are there
+        if {leaf.device for leaf in trees.leaves(self.stored)} != {self.task.initial.device}:
+            self._sent = "; there are too many samples for the device: they are sent batch by batch, without graphs"
+            self.plan = plan = replace(plan, graphs=False)
+        self.sample_bytes = trees.row_bytes(self.stored[0], plan.dtype)
         self._may_attend = True
         with self.on_device():
-            self.activations = self.task.examine(self.inputs, self.targets)
-        self.footprint = Footprint(self.task, self.inputs, self.targets)
+            self.activations = self.task.examine(*self.stored)
+        self.footprint = Footprint(self.task, *self.stored)
         self.falls_back = paths.falls_back(self.task, plan)
         engine = "sequential" if paths.reason_apart(self.task, plan) else "vectorised"
         self.plan = plan = replace(plan, engine=engine)
@@ -89,14 +88,15 @@ class Cohort:
         if plan.device == "cpu":
             keep_freed_memory()
         with self.on_device():
-            self.trial = trial.convolution(self.task, self.inputs, self.targets, plan)
+            self.trial = trial.convolution(self.task, *self.stored, plan)
         self.plan = plan = replace(plan, convolution=self.trial.form)
         self._last_size: tuple[LocalSGD, tuple[Any, ...], tuple[Size, Path]] | None = None
-        trees_given = not isinstance(self.inputs, Tensor) or not isinstance(self.targets, Tensor)
+        trees_given = not all(isinstance(pool, Tensor) for pool in self.stored)
         self._chain = "samples are trees of tensors" if trees_given else paths.chain_or_reason(self.task, plan)
-        kind, chain = PlainSGD if plan.device == "cpu" else GraphedSGD, self._chain
-        self._plain = kind(self.task, self.inputs, self.targets, plan, chain if isinstance(chain, Chain) else None)
-        self._caller = Caller(self.task, self.inputs, self.targets, plan)
+        kind, chain = PlainSGD if plan.device == "cpu" or self._sent else GraphedSGD, self._chain
+        self._plain = kind(self.task, *self.stored, plan, chain if isinstance(chain, Chain) else None)
+        self.samples = self._plain.samples
+        self._caller = Caller(self.task, *self.stored, plan)
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
@@ -105,10 +105,24 @@ class Cohort:
         """Compute on the plan's device, as precisely as the plan says."""
         return computing_on(self.plan, self._may_attend)
 
+    def pool(self, tree: Tree) -> Tree:
+        """Place samples where the engine finds them."""
+        return tree if stays(self.plan, tree) else self.place(tree)
+
     def place(self, tree: Tree) -> Tree:
         """Place tensors on the engine's device, in its precision."""
         device, dtype = self.plan.device, self.plan.dtype
         return trees.map_leaves(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None), tree)
+
+    @property
+    def inputs(self) -> Tree:
+        """Give all inputs in the engine's numbers: a copy, where they are stored in others."""
+        return trees.batch(self.stored[0], (), slice(None), self.task.initial)[0]
+
+    @property
+    def targets(self) -> Tree:
+        """Give all targets, likewise."""
+        return trees.batch((), self.stored[1], slice(None), self.task.initial)[1]
 
     @property
     def works_ahead(self) -> bool:
@@ -204,7 +218,8 @@ class Cohort:
 
     def path(self, work: LocalSGD, options: Collection[str], plan: Plan | None = None) -> Path:
         """Choose the path of a work of which these options differ between clients, by this plan or that of a run."""
-        return paths.select_path(self.task, work, options, plan or self.plan, self._chain)
+        path = paths.select_path(self.task, work, options, plan or self.plan, self._chain)
+        return path._replace(why=path.why + self._sent)
 
     def _steps_alone(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
@@ -261,8 +276,7 @@ class Cohort:
         for start in range(0, index.shape[1], wide):
             active = int(np.flatnonzero(jobs.samples.counts > start).max(initial=0)) + 1
             rows = index[:active, start : start + wide]
-            samples = (take(pool, rows) for pool in (self.inputs, self.targets))
-            values = score(jobs.models[0] if shared else received[:active], *samples)
+            values = score(jobs.models[0] if shared else received[:active], *self.samples(rows))
             parts.append(torch.cat([values, values.new_zeros(len(index) - active, *values.shape[1:])]))
         found = torch.cat(parts, 1)
         return torch.where(weights.view(*weights.shape, *(1,) * (found.ndim - 2)) > 0, found, 0.0)
@@ -287,7 +301,7 @@ class Cohort:
     def _client(self, chunk: int, local: tuple[Tensor, ...]) -> ClientData:
         """Make one client's data of index, weights, count and key, and of scores if there are any."""
         index, weights, count, key, *scores = local
-        return ClientData(self.inputs, self.targets, index, weights, count, key, chunk, *scores)
+        return ClientData(*self.stored, index, weights, count, key, chunk, *scores)
 
     def _vectorised(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
         steps = size.steps
@@ -310,15 +324,11 @@ class Cohort:
             rows, batch_weights = drawn.rows(), drawn.weights(dtype)
             # fewer launches, where it costs little memory
             at_once = self._plain.at_once(rows)
-            gathered = [take(pool, rows) for pool in (self.inputs, self.targets)] if at_once else []
+            gathered = [*self.samples(rows)] if at_once else []
             for number in range(int(steps[0])):
                 active = int(np.searchsorted(-steps, -number))  # clients with more than `number` steps: a prefix
                 place = slice(active), drawn.stored(number)
-                inputs, targets = (
-                    (some(part, place) for part in gathered)
-                    if at_once
-                    else (take(pool, rows[place]) for pool in (self.inputs, self.targets))
-                )
+                inputs, targets = (some(part, place) for part in gathered) if at_once else self.samples(rows[place])
                 positions = drawn.positions[place]
                 yield Batch(inputs, targets, batch_weights[place], positions, drawn.keys[:active, number], number)
 
@@ -369,8 +379,8 @@ class Cohort:
                 for number in range(int(steps[i])):
                     stored = drawn.stored(number)
                     size = sizes[i][stored]
-                    inputs, targets = (take(p, rows[i, stored, :size]) for p in (self.inputs, self.targets))
-                    inputs = trees.map_leaves(_as_convolved, inputs)
+                    inputs, targets = self.samples(rows[i, stored, :size])
+                    inputs = trees.map_leaves(as_convolved, inputs)
                     weights = received.new_full((size,), 1 / size)
                     positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
                     yield Batch(inputs, targets, weights, positions, key, number)

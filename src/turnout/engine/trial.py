@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from turnout.core import trees
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.core.ragged import Ragged
@@ -78,6 +79,7 @@ def convolution(task: Task, inputs: Tree, targets: Tree, plan: Plan) -> Trial:
 def _seconds(task: Task, inputs: Tensor, targets: Tensor, plan: Plan) -> float:
     """Time the training of a small cohort: the shortest of some repetitions, in seconds."""
     chain, clients = Chain.of(task, plan.convolution), np.arange(CLIENTS)
+    inputs, targets = trees.batch(inputs, targets, slice(CLIENTS * BATCH), task.initial)
     sgd = GraphedSGD(task, inputs, targets, plan, chain)
     samples = Ragged(np.arange(CLIENTS + 1) * BATCH, np.arange(CLIENTS * BATCH) % len(inputs))
     times = []

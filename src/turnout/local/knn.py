@@ -46,7 +46,8 @@ class MemoryOfSamples(Untrained):
         """
         parts = [self._represented(task, received, inputs) for inputs, _, _ in data.chunks()]
         keys, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
-        outputs, values, width, real = flat(outputs), data.targets[data.index], len(data.index), data.weights > 0
+        outputs, width, real = flat(outputs), len(data.index), data.weights > 0
+        values = data.labels()
         check_votes(values, outputs)
         check_keep("algorithm.keep", self.keep, values)
         order = shuffles(data.key, data.count, width)

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 class ClientData:
     """All samples of one client at the time its job starts."""
 
-    inputs: Tree  # the pool shared by all clients
+    inputs: Tree  # the pool shared by all clients, as it is stored: `chunks` gives what a model computes with
     targets: Tree
     index: Tensor  # [n_max] rows of the pool; beyond `count` it is padding
     weights: Tensor  # [n_max] 1 for a sample, 0 for padding
@@ -72,7 +72,11 @@ class ClientData:
     def chunks(self) -> Iterator[tuple[Tree, Tree, Tensor]]:
         """Yield inputs, targets and weights of all samples, some at a time."""
         for index, weights in zip(*(torch.split(part, self.chunk) for part in (self.index, self.weights)), strict=True):
-            yield trees.at(self.inputs, index), trees.at(self.targets, index), weights
+            yield *trees.batch(self.inputs, self.targets, index, self.weights), weights
+
+    def labels(self) -> Tree:
+        """Gather the targets of all samples, `[n_max, ...]`."""
+        return trees.batch((), self.targets, self.index, self.weights)[1]
 
     def scan(self, function: Callable[[Tree, Tree], Tensor]) -> Tensor:
         """Map `function(inputs [c, ...], targets [c, ...]) -> [c, ...]` over all samples, in chunks: `[n_max, ...]`.

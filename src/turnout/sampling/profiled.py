@@ -124,8 +124,8 @@ class Profiled(Sampler):
         if self.reference is None and server.whole_population.central is None:
             raise UserError("sampler.reference: the server holds no data; take a dataset with a test set, or give it")
         if self.reference is None:
-            return self._tensor(server.central[0])
-        shape, given = self._tensor(server.cohort.inputs).shape[1:], torch.as_tensor(self.reference)
+            return self._tensor(server.cohort.place(server.central[0]))
+        shape, given = self._tensor(server.cohort.stored[0]).shape[1:], torch.as_tensor(self.reference)
         if not given.numel() or given.numel() % shape.numel() or not bool(torch.isfinite(given).all()):
             wanted = f"samples of {shape.numel()} finite numbers each"
             raise UserError(f"sampler.reference: {given.numel()} values are no {wanted}")

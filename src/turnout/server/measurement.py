@@ -46,7 +46,7 @@ class Measurement:
         if self._central is None:
             assert server.whole_population.central is not None
             inputs, targets = server.whole_population.central
-            self._central = server.cohort.place(inputs), server.cohort.place(targets)
+            self._central = server.cohort.pool(inputs), server.cohort.pool(targets)
         return self._central
 
     def measure(self, server: Server, model: Tensor) -> dict[str, float]:

@@ -81,14 +81,14 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     samples.check_aligned(task.augmenting, inputs, targets)
     rows = _telling(targets, device)
     few = rows[torch.arange(PASSED, device=device) * len(rows) // PASSED]
-    x, y = trees.at(inputs, few), trees.at(targets, few)
+    x, y = trees.batch(inputs, targets, few, task.initial)
     params = task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
     exact = device.type == "cpu" or task.initial.dtype == torch.float64
     close = CLOSE if exact and not task.bfloat16 else ROUGHLY
     outputs, couples = _pass_twice(task, params, x, close)
     if all(leaf.ndim and len(leaf) == PASSED for leaf in _tensors_of(outputs)):
         repeated = torch.arange(len(rows), device=device) % PASSED
-        outputs, seen = trees.at(outputs, repeated), trees.at(targets, rows)
+        outputs, seen = trees.at(outputs, repeated), trees.batch((), targets, rows, task.initial)[1]
     else:
         seen, couples = y, "the model's outputs have no row for each sample"
     measures, coupled = dict[str, Measure](), set[str]()
@@ -153,7 +153,8 @@ def _telling(targets: Tree, device: torch.device) -> Tensor:
 
 def largest(samples: Tree) -> Tree:
     """`[1, ...]` one row: of tokens or classes the one with the largest, which a model may not know."""
-    whole = [leaf for leaf in trees.leaves(samples) if not leaf.is_floating_point() and leaf.dtype != torch.bool]
+    numbers = torch.bool, torch.uint8
+    whole = [leaf for leaf in trees.leaves(samples) if not leaf.is_floating_point() and leaf.dtype not in numbers]
     first = whole[0] if whole else None
     place = 0 if first is None else int(first.reshape(len(first), -1).amax(1).argmax())
     return trees.at(samples, slice(place, place + 1))

@@ -300,7 +300,8 @@ class Task(Spelt):
     def examine(self, inputs: Tree, targets: Tree) -> int:
         """Check that model and measures can be trained on these samples, and note how; returns `activations`."""
         with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
-            total = self.activations(largest(inputs))
+            sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
+            total = self.activations(sample)
         measures, self.coupled, self.alone, self.draws, self.recomputes = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures

@@ -166,6 +166,7 @@ class Exposed:
         inputs, targets = people.inputs, people.targets
         self.held = trees.rows(inputs)
         if people.test is None and people.central is not None:
+            trees.check_copy("attack: a central test set", inputs, targets, people.central)
             inputs, targets = (trees.join([*both]) for both in zip((inputs, targets), people.central, strict=True))
         task = experiment.algorithm.trained_task(experiment.task)
         self.cohort = Cohort(task, inputs, targets, experiment.plan.resolve())
@@ -178,7 +179,7 @@ class Exposed:
         cohort, people = self.cohort, self.experiment.population
         chunk = Evaluator(cohort, people.ids, people.train).chunk
         with threads(cohort.plan.threads):
-            return sample_measures(cohort.task, model.to(cohort.task.initial), cohort.inputs, cohort.targets, chunk)
+            return sample_measures(cohort.task, model.to(cohort.task.initial), *cohort.stored, chunk)
 
     def members(self, clients: IntArray) -> NDArray[np.integer]:
         """What these clients train on."""
