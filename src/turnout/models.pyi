@@ -6,12 +6,11 @@ from turnout.task.models import (
     cnn_cifar,
     cnn_large,
     cnn_mnist,
-    find_batchnorm,
     linear,
     mlp,
 )
 
 __all__ = [
-    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "find_batchnorm",
-    "linear", "mlp",
+    "batchnorm_to_groupnorm", "char_lstm", "cnn_cifar", "cnn_large", "cnn_mnist", "linear",
+    "mlp",
 ]  # fmt: skip

@@ -2,9 +2,10 @@
 
 from turnout.task.losses import Bce, CrossEntropy, Dice, Focal, NextToken, Nll
 from turnout.task.metrics import TopK
+from turnout.task.norms import Averaged, BatchNorm, Fixed, Frozen, Local, LocalStatistics, OfBatch
 from turnout.task.samples import Crop, Cutout, Flip, Noise, Normalise, Pixels
 
 __all__ = [
-    "Bce", "Crop", "CrossEntropy", "Cutout", "Dice", "Flip", "Focal", "NextToken", "Nll", "Noise", "Normalise",
-    "Pixels", "TopK",
+    "Averaged", "BatchNorm", "Bce", "Crop", "CrossEntropy", "Cutout", "Dice", "Fixed", "Flip", "Focal", "Frozen",
+    "Local", "LocalStatistics", "NextToken", "Nll", "Noise", "Normalise", "OfBatch", "Pixels", "TopK",
 ]  # fmt: skip

@@ -48,6 +48,7 @@ from turnout.server.stopping import Evaluation
 from turnout.task.losses import LOSSES
 from turnout.task.metrics import METRICS
 from turnout.task.models import MODELS
+from turnout.task.norms import BATCHNORM
 from turnout.task.samples import AUGMENT, PREPARE
 
 Made = Callable[..., Any]
@@ -122,6 +123,7 @@ KINDS: dict[str, Kind] = {
     "losses": Kind("task.{}", lambda: LOSSES),
     "metrics": Kind("task.{}", lambda: METRICS),
     "preparing": Kind("task.{}", lambda: PREPARE),
+    "batchnorm": Kind("task.{}", lambda: BATCHNORM),
     "augmenting": Kind("task.{}", lambda: AUGMENT),
     "local_optimisers": Kind("local.{}", lambda: LOCAL_OPTIMISERS),
     "schedules": Kind("local.{}", lambda: SCHEDULES),

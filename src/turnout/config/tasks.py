@@ -17,11 +17,13 @@ from turnout.core.imports import dotted
 from turnout.core.spelling import Spelt
 from turnout.task.losses import LOSSES
 from turnout.task.metrics import METRICS
+from turnout.task.norms import BATCHNORM, Buffers
 from turnout.task.samples import AUGMENT, PREPARE
 
 PARTS: dict[str, Mapping[str, type[Any]]] = {
-    "loss": LOSSES, "metrics": METRICS, "prepare": PREPARE, "augment": AUGMENT
+    "loss": LOSSES, "metrics": METRICS, "prepare": PREPARE, "augment": AUGMENT, "batchnorm": BATCHNORM
 }  # fmt: skip
+_ONE = ("loss", "batchnorm")  # options that are one name
 _Names = str | list[str]
 
 
@@ -36,6 +38,8 @@ class TaskSettings(Spelt):
     metrics: _Names | None = None  # names, or module:function; none: the accuracy, where the loss has one
     prepare: _Names | None = None  # what the model is given of samples: names, or module:function
     augment: _Names | None = None  # what changes samples in training: names, or module:function
+    batchnorm: str | None = None  # what becomes of the running statistics of BatchNorm; none: the model has none
+    buffers: Buffers | None = None  # what becomes of other buffers that change in training; none: nothing changes
 
 
 def make_task(given: Section, usual: str) -> tuple[dict[str, Any], Section]:
@@ -46,10 +50,10 @@ def make_task(given: Section, usual: str) -> tuple[dict[str, Any], Section]:
         raise UserError(f"task.{name}: it is a name, not a table; options are in [task.NAME]")
     settings, every = call("task", TaskSettings, {n: v for n, v in given.items() if n not in tables}, {})
     every["loss"] = settings.loss or usual
-    every |= {name: _names(name, every[name]) for name in PARTS if name != "loss"}
+    every |= {name: _names(name, every[name]) for name in PARTS if name not in _ONE}
     made: dict[str, list[Any]] = {option: [] for option in PARTS}
     for option, known in PARTS.items():
-        for name in [every["loss"]] if option == "loss" else every[option] or []:
+        for name in filter(None, [every[option]] if option in _ONE else every[option] or []):
             if name in every and name not in PARTS:
                 raise UserError(f"task.{option}: {name} stands there twice")
             part, table = _made(option, name, known, tables)
@@ -60,6 +64,7 @@ def make_task(given: Section, usual: str) -> tuple[dict[str, Any], Section]:
         known_as = f"write task.{place}={name}" if place else f"allowed: {', '.join(PARTS)}"
         raise UserError(f"task.{name}: options of something that [task] does not name; {known_as}")
     arguments = {"loss": made["loss"][0], "prepare": made["prepare"], "augment": made["augment"]}
+    arguments |= {"batchnorm": next(iter(made["batchnorm"]), None), "buffers": settings.buffers}
     return arguments | {"metrics": None if every["metrics"] is None else made["metrics"]}, every
 
 

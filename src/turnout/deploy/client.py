@@ -167,7 +167,8 @@ class Worker:
         people, algorithm = self.population, self.algorithm
         adapts, unseen = people.has_samples(_ALONE, 0.0)[0], not people.joined(_ALONE, 0.0)[0]
         adapted, kept = algorithm.served(bool(unseen))
-        return Personal.of(adapted if adapts else None, kept, people, version, 0.0, self.seed)
+        tail, size = self.cohort.task.tail, getattr(getattr(self.algorithm, "local", None), "batch_size", 32)
+        return Personal.of(adapted if adapts else None, kept, people, version, 0.0, self.seed, tail, size)
 
 
 def _answer(request: Request, payload: Named | None = None, **said: str | int | float) -> RecordDict:

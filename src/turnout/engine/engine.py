@@ -25,6 +25,8 @@ def train_jobs(
     work, options, task = jobs.work, jobs.options, cohort.task
     if work.scheduled:
         options = options | {"lr": options.get("lr", work.lr) * work.lr_factor(versions)}
+    if task.tail is not None:
+        options = options | {"version": np.asarray(versions, np.float64)}
     own = {name: jobs.state[name] for name in work.trained_shapes(task)} if jobs.state else {}
     alike = options is jobs.options and len(own) == len(jobs.state)
     chain = work.transforms
@@ -37,9 +39,13 @@ def train_jobs(
         raise UserError(f"local.modifiers: {name} sends {', '.join(unnamed)}, which its payload_shapes do not name")
     coins = torch.as_tensor(jobs.keys, device=cohort.plan.device)
     numbers, residual = work.update_numbers(task), jobs.state.get("residual")
-    delta, residual = transforms.apply(chain, trained.payload["delta"], coins, residual, numbers)
+    delta, after = trained.payload["delta"], []
+    if task.tail is not None:  # statistics are sent as they are
+        delta, *after = torch.tensor_split(delta, [task.learnt], dim=1)
+        numbers -= task.size - task.learnt
+    delta, residual = transforms.apply(chain, delta, coins, residual, numbers)
     state = trained.state if residual is None else trained.state | {"residual": residual}
-    return Trained(trained.payload | {"delta": delta}, state, trained.local)
+    return Trained(trained.payload | {"delta": torch.cat([delta, *after], 1) if after else delta}, state, trained.local)
 
 
 class Results(NamedTuple):

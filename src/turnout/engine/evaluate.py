@@ -26,7 +26,10 @@ from turnout.engine.batches import Jobs
 from turnout.engine.plan import MIB
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
+from turnout.local import job
+from turnout.local.answers import Served
 from turnout.local.sgd import LocalSGD, Named
+from turnout.task.norms import Tail
 from turnout.task.task import Task
 
 FloatArray = NDArray[np.float64]
@@ -98,12 +101,27 @@ class Personal:
         version: int,
         now: float,
         seed: int,
+        tail: Tail | None = None,
+        batch_size: int = 32,
     ) -> Personal | None:
         """Choose how clients serve that adapt by one work before, or else predict by another from what they keep; None:
-        they serve the global model. `now` is in seconds: they adapt on the samples they have then."""
-        if adapted is None:
-            return None if kept is None else cls(kept)
-        return cls(adapted.at(version), lambda ids: population.samples(ids, np.full(len(ids), now)), seed)
+        they serve the global model. `now` is in seconds: they adapt on the samples they have then. Those that have
+        normalisation layers of their own, the `tail` of a model, serve by them."""
+
+        def samples(ids: NDArray[np.int64]) -> Ragged:
+            return population.samples(ids, np.full(len(ids), now))
+
+        keeps, passes = (False, False) if tail is None else (tail.keeps, tail.choice.own_pass)
+        if passes and (kept is not None or (adapted is not None and not keeps)):
+            raise UserError(
+                "task.batchnorm: clients of this algorithm serve models of their own, and a pass over their inputs "
+                "finds the statistics of the global one; take averaged, or local_statistics with unseen average"
+            )
+        if adapted is not None:
+            return cls(adapted.at(version), samples, seed)
+        if (passes or keeps) and kept is None:
+            return cls(Served(0.0, batch_size=batch_size), samples if passes else None, seed)
+        return None if kept is None else cls(kept)
 
 
 @dataclass(frozen=True)
@@ -176,7 +194,7 @@ class Evaluator:
                 part = padded[:, begin : begin + width]
                 inputs, targets = cohort.samples(part)
                 with cohort.on_device():
-                    outputs = vmap(lambda s, x: work.predict(cohort.task, model, s, x))(picked, inputs)
+                    outputs = vmap(lambda s, x: job.predict(work, cohort.task, model, s, x))(picked, inputs)
                 real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
                 for name, values in vmap(cohort.task.measures)(outputs, targets).items():
                     sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
@@ -193,7 +211,7 @@ class Evaluator:
         prepared = self._prepared(personal, model, store, self.clients[client : client + 1])
         state = {name: values[0] for name, values in prepared.items()}
         inputs, targets = cohort.samples(rows)
-        outputs = personal.work.predict(task, model, state, inputs)
+        outputs = job.predict(personal.work, task, model, state, inputs)
         return _means(task, outputs, targets, ("loss", *task.metrics))
 
     def _prepared_bytes(self, personal: Personal) -> int:

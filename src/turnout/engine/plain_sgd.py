@@ -43,7 +43,7 @@ CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are con
 def applies(task: Task, work: LocalSGD, own_options: Collection[str]) -> bool:
     """Say whether this work is nothing but steps `params - lr * gradient of the batch loss` from the model received: it
     is `plain_for` such a task, has every part from a class that says so, and no modifier that acts in training."""
-    if work.active or work.paces or type(work.optimiser) is not SGD:
+    if work.active or work.paces or type(work.optimiser) is not SGD or task.tail is not None:
         return False
     extras = {"momentum": work.momentum, "weight_decay": work.weight_decay, "clip_norm": work.clip_norm}
     kind: Any = type(work)

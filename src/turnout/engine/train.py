@@ -248,7 +248,7 @@ class Cohort:
         chunk, local = self._local(jobs, index, counts)
 
         def one(received: Tensor, state: Named, local: tuple[Tensor, ...]) -> Named:
-            return jobs.work.prepare(self.task, received, state, self._client(chunk, local))
+            return job.prepare(jobs.work, self.task, received, state, self._client(chunk, local))
 
         prepared: Named
         with self.on_device():

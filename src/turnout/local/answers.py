@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ class Untrained(LocalSGD):
     """Train nothing and send no update: a client is asked for reports, or serves. The other settings are those of the
     training beside it."""
 
+    trains: ClassVar[bool] = False
+
     def num_steps(self, counts: ArrayLike) -> NDArray[np.int64]:
         return np.zeros_like(np.asarray(counts, np.int64))
 
@@ -29,6 +32,11 @@ class Untrained(LocalSGD):
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
     ) -> tuple[Named, Named]:
         return {}, state
+
+
+@dataclass(frozen=True)
+class Served(Untrained):
+    """Serve the model received, by the normalisation layers that the client has of its own."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class LossReport(Untrained):
 @dataclass(frozen=True)
 class BatchLossReport(LocalSGD):
     """Answer with the same number of one mini-batch, drawn anew."""
+
+    trains: ClassVar[bool] = False
 
     lr: float = 0.0
     steps: int | None = 1
@@ -78,6 +88,8 @@ class ProfileReport(Untrained):
 class Probe(LocalSGD):
     """Answer with three numbers: the `distance` moved by, the largest `slope` |gradient| of a mini-batch, and the mean
     `loss` of the client's samples before."""
+
+    trains: ClassVar[bool] = False
 
     @property
     def passes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +51,8 @@ class ClusterModel(Untrained):
 @dataclass(frozen=True)
 class ClusterSGD(LocalSGD):
     """Train from the best of several models, which are sent instead of one; the client says which that was."""
+
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "shared"
 
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [C, P]
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from turnout.task.task import Task
 
 
+NORMS = "norms", "norms.version"  # what a client keeps of normalisation layers; 1 + the version it trained from, or 0
+
+
 def count_numbers(shapes: Shapes) -> int:
     """Count the numbers of all these shapes."""
     return sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -94,7 +97,9 @@ class Exchange(Spelt):
     def trained_shapes(self, task: Task) -> Shapes:
         """Name the same, and what its optimiser and the modifiers keep that act in training."""
         added = {name: shape for modifier in self.active for name, shape in modifier.state_shapes(task).items()}
-        return self.state_shapes(task) | self.optimiser_shapes(task) | added
+        tail = task.tail
+        norms = {} if tail is None or not tail.keeps else dict(zip(NORMS, ((task.size - tail.kept,), ()), strict=True))
+        return self.state_shapes(task) | self.optimiser_shapes(task) | norms | added
 
     def stored_shapes(self, task: Task) -> Shapes:
         """Name the same, and what transforms keep."""

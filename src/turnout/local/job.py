@@ -14,15 +14,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_
 
 from turnout.core.errors import UserError
 from turnout.local import transforms
-from turnout.local.exchange import count_numbers
+from turnout.local.exchange import NORMS, count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
 from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
+from turnout.task.norms import Tail
 from turnout.task.task import Task
+
+SERVED = "norms.served"  # [P] the model that a client serves, with statistics of its own
 
 
 def begin(work: LocalSGD, task: Task, received: Tensor, state: Named, data: ClientData) -> tuple[Tensor, Carry]:
     """Begin a job: the parameters `[P]` that it starts from, and its carry."""
+    if task.tail is not None:
+        task.begin_job(work.version)
+        received = _first(task, received, state)
     going_on = work.bind({"start_momentum": lambda at: _kept_state(work, at, state)}) if work.keeps else work
     params, carry = going_on.start(task, received, state, data)
     if not (active := work.active):
@@ -35,7 +41,8 @@ def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Bat
     if work.paces:
         work = work.at_step(batch.number, work.job_steps)
     if not (active := work.active):
-        return work.step(task, params, carry, batch)
+        params, carry = work.step(task, params, carry, batch)
+        return task.settled(params), carry
     own, kept = carry
     batch, asked = batch._replace(lr=work.lr), list[Tensor]()
     params, own = _modified(work, active, kept, asked).step(task, params, own, batch)
@@ -45,13 +52,29 @@ def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Bat
     for modifier, before in zip(active, kept, strict=True):
         params, after = modifier.step(params, before, batch)
         carried.append(after)
-    return params, (own, tuple(carried))
+    return task.settled(params), (own, tuple(carried))
 
 
 def conclude(
     work: LocalSGD, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
 ) -> tuple[Named, Named]:
     """Conclude a job: what is sent, and what the client keeps."""
+    if (tail := task.tail) is None:
+        return _concluded(work, task, received, params, carry, state, data)
+    payload, after = _concluded(work, task, _first(task, received, state), params, carry, state, data)
+    if "delta" in payload:
+        payload = payload | {"delta": tail.sent(payload["delta"], params, received)}
+    if not tail.keeps:
+        return payload, after
+    if not work.trains:
+        return payload, after | {name: state[name] for name in NORMS}
+    kept = params[tail.kept :], params.new_full((), work.version + 1)
+    return payload, after | dict(zip(NORMS, kept, strict=True))
+
+
+def _concluded(
+    work: LocalSGD, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData
+) -> tuple[Named, Named]:
     if not (active := work.active) and not work.keeps:
         return work.answer(task, received, params, carry, state, data)
     own, kept = carry if active else (carry, ())
@@ -60,6 +83,53 @@ def conclude(
     for modifier, part in zip(active, kept, strict=True):
         payload, after = modifier.finish(task, received, params, part, payload, after, data)
     return payload, after
+
+
+def prepare(work: LocalSGD, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
+    """Prepare what a client predicts from, as `LocalSGD.prepare`; who has no statistics may compute its own."""
+    served = _joined(task, received, state, received)
+    prepared = work.prepare(task, served, state, data)
+    if (tail := task.tail) is None:
+        return prepared
+    prepared = prepared | ({name: state[name] for name in NORMS} if tail.keeps else {})
+    if not tail.choice.own_pass:
+        return prepared
+    measured = task.measured(served, data.shuffled(work.batch_size), data.key)
+    return prepared | {SERVED: torch.where(state[NORMS[1]] > 0, served, measured) if tail.keeps else measured}
+
+
+def predict(work: LocalSGD, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
+    """Compute what a client serves, as `LocalSGD.predict`, with the normalisation layers that it has of its own."""
+    served = state[SERVED] if SERVED in state else _joined(task, received, state, received)
+    return work.predict(task, served, state, inputs)
+
+
+def _first(task: Task, received: Tensor, state: Named) -> Tensor:
+    """Join a model received `[P]` and what the client trains of its own, for the first time perhaps."""
+    assert task.tail is not None
+    return _joined(task, received, state, received if task.tail.choice.from_average else task.initial)
+
+
+def _joined(task: Task, received: Tensor, state: Named, otherwise: Tensor) -> Tensor:
+    """Join a model received `[P]` and what the client keeps, or what it has otherwise."""
+    if (tail := task.tail) is None or not tail.keeps:
+        return received
+    own, version = (state[name] for name in NORMS)
+    return torch.cat([received[: tail.kept], torch.where(version > 0, own, otherwise[tail.kept :])])
+
+
+def check_looked_after(work: LocalSGD, task: Task) -> None:
+    """Raise where a model's statistics would be lost."""
+    if (tail := task.tail) is None or work.looks_after == "kept" or (work.looks_after == "shared" and not tail.keeps):
+        return
+    option, given = (
+        ("buffers", task.buffers) if task.batchnorm is None else ("batchnorm", type(task.batchnorm).__name__)
+    )
+    shared = ", averaged" if work.looks_after == "shared" else ""
+    raise UserError(
+        f"task.{option}: {given} is for one model a job, and {type(work).__name__} trains several or chooses one of "
+        f"several; take frozen{shared}, or convert the model with turnout.models.batchnorm_to_groupnorm"
+    )
 
 
 def check_names(work: LocalSGD, task: Task) -> None:
@@ -76,7 +146,8 @@ def check_names(work: LocalSGD, task: Task) -> None:
 
 def numbers_down(work: LocalSGD, task: Task) -> int:
     """Count the numbers sent to a client: the model, and the tensors of the work and its modifiers."""
-    numbers = work.download_numbers(task)
+    unsent = 0 if (tail := task.tail) is None else task.size - min(tail.kept, tail.averaged)
+    numbers = max(0, work.download_numbers(task) - unsent)
     for modifier in work.modifiers:
         numbers += sum(tensor.numel() for tensor in modifier.tensors.values())
         held = modifier.payload_shapes(task)  # of what the server fills in as it sends it
@@ -88,7 +159,8 @@ def numbers_up(work: LocalSGD, task: Task) -> float:
     """Count the numbers' worth of bytes that a client sends beside its reports: transforms make an update smaller."""
     shapes = work.payload_shapes(task)
     added = {name: shape for name, shape in work.sent_shapes(task).items() if name not in shapes}
-    sent = work.upload_numbers(task) + count_numbers(added)
+    unsent = 0 if task.tail is None or "delta" not in shapes else task.size - task.tail.averaged
+    sent = work.upload_numbers(task) + count_numbers(added) - unsent
     if not work.transforms or "delta" not in shapes:
         return sent
     update = work.update_numbers(task)
@@ -123,14 +195,15 @@ def _modified(work: LocalSGD, modifiers: tuple[Modifier, ...], kept: tuple[Kept,
         asked.append(params)
         slope: Slope = lambda at: work.gradient(task, at, carry, batch)  # noqa: E731
         for modifier, part in zip(modifiers, kept, strict=True):
-            slope = partial(_changed, modifier, slope, part, batch)
+            slope = partial(_changed, modifier, slope, part, batch, task.tail)
         return slope(params)
 
     return work.bind({"gradient": gradient})
 
 
-def _changed(modifier: Modifier, slope: Slope, kept: Kept, batch: Batch, params: Tensor) -> Tensor:
-    return modifier.gradient(slope, params, kept, batch)
+def _changed(modifier: Modifier, slope: Slope, kept: Kept, batch: Batch, tail: Tail | None, params: Tensor) -> Tensor:
+    gradient = modifier.gradient(slope, params, kept, batch)
+    return gradient if tail is None else tail.parameters_of(gradient)
 
 
 def _check_followed(work: LocalSGD, modifiers: tuple[Modifier, ...]) -> None:

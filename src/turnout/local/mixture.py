@@ -159,6 +159,7 @@ class MixtureSGD(LocalSGD):
     times, by the components received, before it trains. None falls below `min_weight`; with 0, one that is 0 stays.
     """
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     plain_for: ClassVar[type[Task]] = MixtureTask
 
     components: int = 1

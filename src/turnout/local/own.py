@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class PulledSGD(KeptModelSGD):
 class DittoSGD(PulledSGD):
     """Train likewise beside FedAvg's steps, on the same mini-batches; the server is told where the latter lead."""
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     one_optimiser: ClassVar[bool] = False
 
     @property
@@ -116,6 +117,7 @@ class RelatedSGD(PulledSGD):
     Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning", NeurIPS 2017 (MOCHA).
     """
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     restates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class LooplessSGD(KeptModelSGD):
     Hanzely and Richtárik, "Federated learning of a mixture of global and local models", 2020, algorithms 1 and 2.
     """
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     restates: ClassVar[bool] = True
 
     keep: float = 1.0
@@ -164,6 +167,7 @@ class MoreauSGD(KeptModelSGD):
     Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020 (pFedMe), algorithm 1.
     """
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     one_optimiser: ClassVar[bool] = False
 
     mu: float = 1.0
@@ -202,6 +206,7 @@ class InterpolatedSGD(KeptModelSGD):
     Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020 (APFL), algorithm 1.
     """
 
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "none"
     one_optimiser: ClassVar[bool] = False
 
     alpha: float = 0.5

@@ -19,14 +19,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from turnout.core import trees
+from turnout.core import random, trees
 from turnout.core.allowed import Finite, OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.trees import Tree
@@ -89,6 +89,13 @@ class ClientData:
             rows.append(torch.where(weights.view(-1, *(1,) * (values.ndim - 1)) > 0, values, torch.zeros_like(values)))
         return torch.cat(rows)
 
+    def shuffled(self, size: int) -> Iterator[Tree]:
+        """Yield the inputs of all samples in an order of their own, so many at a time."""
+        count = int(self.count)
+        order = np.argsort(random.bits(random.mix(self.key.reshape(1).cpu().numpy())[0], count), kind="stable")
+        for rows in np.array_split(order, np.arange(size, count, size)):
+            yield trees.batch(self.inputs, (), self.index[torch.as_tensor(rows).to(self.index.device)], self.weights)[0]
+
     def mean(self, values: Tensor) -> Tensor:
         """Average over the client's samples what a scan returned."""
         return values.sum(0) / self.count
@@ -115,6 +122,9 @@ class LocalSGD(Exchange):
     plain_for: ClassVar[type[Task]] = Task  # where the parts this class defines are those of `engine.plain_sgd`
     restates: ClassVar[bool] = False  # whether it says where its own model is, not what changed of one received
     one_optimiser: ClassVar[bool] = True  # whether the steps of a job are those of one optimiser, which can be kept
+    looks_after: ClassVar[Literal["kept", "shared", "none"]] = "kept"  # statistics of a model that it can train
+    trains: ClassVar[bool] = True  # whether what a client keeps of its model follows from it
+    version: ClassVar[float] = 0  # of the model received, where the engine says it
     job_steps: ClassVar[float] = 0  # of a job under way, which `paces` go by: the engine says
 
     lr: Finite  # learning rate

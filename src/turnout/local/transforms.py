@@ -132,7 +132,7 @@ class TopK(Transform):
     share: Fraction  # of the entries that is sent
 
     def state_shapes(self, task: Task) -> Shapes:
-        return {"residual": (task.size,)}
+        return {"residual": (task.learnt,)}
 
     def count(self, numbers: int) -> int:
         return max(1, math.ceil(self.share * numbers))

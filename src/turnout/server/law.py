@@ -23,7 +23,7 @@ from turnout.aggregation.rules import Rule
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
-from turnout.server import ensembles
+from turnout.server import averages, ensembles
 from turnout.server.privacy import check_summed
 from turnout.server.updates import Updates
 
@@ -78,12 +78,17 @@ class Law:
             wanted = tuple(server.model.shape)
             raise UserError(f"publish: a model of shape {wanted} is needed, not {tuple(model.shape)}")
         ensembles.check_published(server)
+        averages.check_published(server)
         if server.privacy is not None:
             raise UserError("privacy.noise: it hides a sum of updates, and this algorithm replaces the model itself")
         applied = _checked(updates, np.ones(len(updates)) if weights is None else weights)
         if self.rule is not None:
             applied = np.where(applied != 0, 1.0, 0.0)
-        moved = model.clone() if self.given is None else self.optimiser.step(server.model, model - server.model)
+        moved = model.clone()
+        if self.given is not None:
+            learnt = server.task.learnt
+            change = model[:learnt] - server.model[:learnt]
+            moved = torch.cat([self.optimiser.step(server.model[:learnt], change), model[learnt:]])
         if _finite(moved):
             server.model = moved
         else:
@@ -102,12 +107,15 @@ class Law:
         if (why := self.rule.too_few(len(rows))) is not None:
             server.log("too_few_rows", rows=min(self.rule.buckets or len(rows), len(rows)), why=why)
         name = f"last{group or ''}"
-        last = self.last.get(name, torch.zeros_like(server.model))
+        last = self.last.get(name, torch.zeros_like(server.model[: server.task.learnt]))
         key = random.key(server.seed, "buckets", server.version, *([group] if group else []))
         rows = rows if around is None else rows - around
+        shares = torch.as_tensor(weights / total).to(rows)
+        rows, *statistics = (rows,) if server.task.tail is None else torch.tensor_split(rows, [len(last)], dim=1)
         with server.cohort.all_threads():
-            self.last[name] = self.rule(rows, torch.as_tensor(weights / total).to(rows), last, key)
-            return total * (self.last[name] if around is None else around + self.last[name])
+            self.last[name] = made = self.rule(rows, shares, last, key)
+        made = torch.cat([made, *(averages.middle(self.rule, part, shares) for part in statistics)]) if statistics else made
+        return total * (made if around is None else around + made)
 
     def finite(self, server: Server, updates: Updates, weights: FloatArray | None = None) -> Updates:
         """Drop rows that hold NaN or infinity, and log them with the weight that is lost."""
@@ -152,12 +160,22 @@ class Law:
     def _moved(self, server: Server, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
         """Compute the model `[P]` after a step."""
         if self.remember is None:
-            return optimiser.step(server.model, self._aggregated(server, updates, weights))
-        change = self.combined(server, self.remember.take(server, updates), server.importance)
-        factor = self.remember.factor(server)
-        if type(optimiser) is Step:  # one product, as published
-            return server.model + (optimiser.lr * factor) * change
-        return optimiser.step(server.model, factor * change)
+            change, factor = self._aggregated(server, updates, weights), 1.0
+        else:
+            change = self.combined(server, self.remember.take(server, updates), server.importance)
+            factor = self.remember.factor(server)
+        model = server.model
+        if server.task.tail is not None:  # statistics do not move by differences
+            model, change = model[: server.task.learnt], change[: server.task.learnt]
+        if self.remember is None:
+            moved = optimiser.step(model, change)
+        elif type(optimiser) is Step:  # one product, as published
+            moved = model + (optimiser.lr * factor) * change
+        else:
+            moved = optimiser.step(model, factor * change)
+        if server.task.tail is None:
+            return moved
+        return torch.cat([moved, averages.averaged(server, optimiser, updates, weights)])
 
     def _aggregated(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
         """Add differences up: `[P]`, with noise where that is asked for, or what a rule puts in its place."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.local import transforms
-from turnout.local.job import check_names
+from turnout.local.job import check_looked_after, check_names
 from turnout.local.python_work import find_functions
 from turnout.local.sgd import LocalSGD, Named
 from turnout.server import ensembles, privacy
@@ -96,6 +96,7 @@ class Mailbox(Server):
         if work.modifiers:
             work = self.held.sent(self, work, among)
             self._check_modifiers(work, among)
+        check_looked_after(work, self.task)
         if self._hides:
             privacy.check_alone(work, self)
         self._make_ready(ids)

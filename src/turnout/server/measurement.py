@@ -14,6 +14,7 @@ from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.trees import Tree
 from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
+from turnout.local.exchange import NORMS
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -104,7 +105,8 @@ class Measurement:
         algorithm = server.algorithm
         adapted, kept = algorithm.served(unseen)
         adapted, people = adapted if adapts else None, server.whole_population
-        return Personal.of(adapted, kept, people, server.version, server.now, server.seed)
+        size = getattr(getattr(algorithm, "local", None), "batch_size", 32)
+        return Personal.of(adapted, kept, people, server.version, server.now, server.seed, server.task.tail, size)
 
     def table(self, server: Server) -> dict[str, NDArray[Any]]:
         """Give a row for each client evaluated: its measures under the output, whether it is unseen, and what the
@@ -116,4 +118,7 @@ class Measurement:
             for split, (_, measures, counts) in server.client_measures(server.output).items():
                 table |= {f"{split}_{name}": values for name, values in measures.items()}
                 table[f"{split}_samples"] = counts
+            if (tail := server.task.tail) is not None and tail.keeps:  # rounds since a client's own were trained
+                trained = server._store.get({NORMS[1]: ()}, first.clients)[NORMS[1]].double().cpu().numpy()
+                table["statistics_age"] = np.where(trained > 0, server.version - (trained - 1), np.nan)
             return table | server.algorithm.about(server, first.clients)

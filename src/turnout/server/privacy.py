@@ -154,6 +154,12 @@ def check_alone(work: LocalSGD, server: Server) -> None:
     if others:
         asked = ", ".join(others)
         raise UserError(f"privacy: noise hides updates, but this algorithm or sampler also asks clients for {asked}")
+    tail = server.task.tail
+    if tail is not None and tail.averaged > tail.learnt:
+        raise UserError(
+            "privacy: clients would send running statistics of their data, which no noise hides; take task.batchnorm "
+            "frozen or batch, or local_statistics with unseen own, and task.buffers frozen"
+        )
     if noise_of(work.transforms) != promised_noise(server):
         raise UserError(
             "privacy: clients are to add the noise of local.modifiers, but this algorithm asks for updates without it"

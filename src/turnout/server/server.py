@@ -28,7 +28,7 @@ from turnout.engine.plan import Plan
 from turnout.engine.store import ClientStore
 from turnout.engine.train import Cohort
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server import ensembles
+from turnout.server import averages, ensembles
 from turnout.server.absent import Absent
 from turnout.server.durations import Durations
 from turnout.server.flight import Flight
@@ -121,6 +121,7 @@ class Server:
         self._measurement = Measurement(self._prepare_evaluation())
         self.privacy = privacy.bound_to(self) if privacy is not None and privacy.noise else None
         ensembles.check(self)
+        averages.check(self)
 
     # -- reaching clients: a subclass knows how ---------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     params = task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
     exact = device.type == "cpu" or task.initial.dtype == torch.float64
     close = CLOSE if exact and not task.bfloat16 else ROUGHLY
-    outputs, couples = _pass_twice(task, params, x, close)
+    outputs, couples, alone = _pass_twice(task, params, x, close)
     if all(leaf.ndim and len(leaf) == PASSED for leaf in _tensors_of(outputs)):
         repeated = torch.arange(len(rows), device=device) % PASSED
         outputs, seen = trees.at(outputs, repeated), trees.batch((), targets, rows, task.initial)[1]
@@ -103,17 +103,18 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     if "loss" in coupled:
         couples = couples or "the loss looks at the other samples of a batch"
     if not task.has_gradients:
-        return Findings(measures, frozenset(coupled), couples, False, False)
+        return Findings(measures, frozenset(coupled), couples or alone, False, False)
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
         recomputes = trial.recomputes()
-        alone = couples or trial.cannot_map()
+        alone = couples or alone or trial.cannot_map()
     return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes)
 
 
-def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str]:
-    """Pass samples in both modes: what comes out, and why samples of a batch depend on each other, if they do."""
-    couples = ""
+def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str, str]:
+    """Pass samples in both modes: what comes out, and why samples of a batch depend on each other, if they do: always,
+    and in training alone."""
+    couples = {"training": "", "evaluation": ""}
     for mode, key in (("training", torch.ones((), dtype=torch.int64, device=params.device)), ("evaluation", None)):
         with draws_nothing(f"model: its forward pass in {mode} mode", params.device), _changes_nothing(task):
             passes = [_passed(task, params, part, key) for part in (x, x, trees.at(x, slice(2)))]
@@ -124,8 +125,11 @@ def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float])
                 "a pass must depend on its inputs and the parameters alone"
             )
         if all(leaf.ndim and len(leaf) == PASSED for leaf in once) and _differ([o[:2] for o in once], fewer, close):
-            couples = "the model looks at the other samples of a batch"
-    return passes[0], couples
+            couples[mode] = "the model looks at the other samples of a batch"
+    if task.tail is not None:
+        norms = "BatchNorm normalises by the samples of a batch"
+        couples["training"] = norms if task.tail.norms else "buffers of the model change in training"
+    return passes[0], couples["evaluation"], couples["training"]
 
 
 def _tensors_of(outputs: Any) -> list[Tensor]:
@@ -227,8 +231,8 @@ def _changes_nothing(task: Task) -> Iterator[None]:
         known, version = before.get(name, (None, 0))
         if held is not known or held._version != version or not _same(held, values.get(name, held)):
             raise UserError(
-                f"model: {name} changes in a forward pass, and only trained parameters are averaged over clients; "
-                "use layers that keep no statistics (track_running_stats=False)"
+                f"model: {name} changes in a forward pass; say with task.buffers whether such buffers are frozen "
+                "(every pass begins with the first values), averaged over clients, or kept by each of them"
             )
 
 

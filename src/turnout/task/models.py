@@ -202,14 +202,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def find_batchnorm(module: nn.Module) -> str | None:
-    """Name of the first batch normalisation inside `module`: its statistics mix samples and have no federated mean."""
-    for name, child in module.named_modules():
-        if isinstance(child, _BatchNorm):
-            return name or type(child).__name__
-    return None
-
-
 def batchnorm_to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of `module` with every batch normalisation replaced by a group normalisation with the same affine weights.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -27,7 +28,7 @@ from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
 from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
-from turnout.task.models import find_batchnorm
+from turnout.task.norms import BatchNorm, Buffers, Frozen, Tail, chosen, rest_on_one_value, running
 
 
 def _copied(
@@ -81,6 +82,8 @@ class Task(Spelt):
     _seed, _seed_given = 0, False
     preparing: samples.Parts = ()
     augmenting: samples.Parts = ()
+    tail: Tail | None = None  # what changes in a pass beside the parameters; None: nothing
+    fixed = False  # whether its statistics are held, for the job under way
 
     def __init__(
         self,
@@ -90,6 +93,8 @@ class Task(Spelt):
         seed: int | None = None,
         prepare: samples.Given = None,
         augment: samples.Given = None,
+        batchnorm: str | BatchNorm | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
@@ -97,18 +102,14 @@ class Task(Spelt):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self._seed)
                 model = model()
-        offender = find_batchnorm(model)
-        if offender is not None:
-            raise UserError(
-                f"model: layer {offender} is BatchNorm, whose running statistics cannot be averaged over clients; "
-                "convert the model once with turnout.models.batchnorm_to_groupnorm(model)"
-            )
-        self.layout = Layout(model)
+        self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
+        self.batchnorm, self.buffers = chosen(model, batchnorm, self._resting), buffers
+        self.tail, self.layout = self._laid_out(model)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
-        self.module = _copied(model, self.layout.names, None, None)
-        self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
+        self.module = _copied(model, self._trained, None, None)
         key_dropout(self.module.train())
+        rest_on_one_value(self.module, () if self.tail is None else self.tail.norms)
         self._set_mode(True)
         self.loss = losses.chosen(loss)
         self._answers = isinstance(self.loss, (losses.Loss, _Loss))
@@ -119,7 +120,7 @@ class Task(Spelt):
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
-        self.initial = self.layout.flatten(parameters)
+        self.initial = self.layout.flatten(parameters | self._buffers_of(model))
         self.module.requires_grad_(False)
         self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
         self.bfloat16 = False  # whether the model computes in bfloat16
@@ -127,14 +128,32 @@ class Task(Spelt):
         layers = (name for name, layer in self.module.named_modules() if isinstance(layer, KeyedDropout))
         self._dropout = [f"{name}.key" if name else "key" for name in layers]
         self.draws = True  # whether the model's functions draw in training; until `examine` has looked, they may
+        self._left: dict[str, Tensor] = {}  # what the last pass in training mode left in the places of buffers
         self.recomputes = False  # whether parts of it are called again while gradients are computed
+
+    def _laid_out(self, model: nn.Module) -> tuple[Tail | None, Layout]:
+        """Lay the model out as a vector: its parameters, and behind them what else changes in training."""
+        if isinstance(self.batchnorm, Frozen):
+            self._resting += [name for name in running(model) if name not in self._resting]
+        if self.buffers is None and isinstance(self.batchnorm, Frozen | None):
+            return None, Layout(model)
+        tail = Tail(model, self.batchnorm or Frozen(), self.buffers, self._resting)
+        return tail, tail.layout
+
+    @property
+    def _trained(self) -> list[str]:
+        """Names of the parameters that are trained."""
+        return [name for name in self.layout.names if name not in self.layout.buffers]
+
+    def _buffers_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Buffers of the layout by name, in numbers as parameters have them."""
+        like = next(model.get_parameter(name) for name in self._trained)
+        return {name: model.get_buffer(name).to(like) for name in self.layout.buffers}
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
-        moved.module = _copied(self.module, self.layout.names, device, dtype)
-        if isinstance(self.loss, nn.Module):  # its weights of classes
-            moved.loss = copy.deepcopy(self.loss).to(device=device, dtype=dtype)
+        moved.module = _copied(self.module, self._trained, device, dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         moved.loss = losses.moved(self.loss, device, dtype)
         moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
@@ -145,10 +164,13 @@ class Task(Spelt):
         build = self._build
         if build is None or self._seed_given or seed == self._seed:
             return self
-        drawn = Task(build, self.loss, self.metrics, seed).to(self.initial.device, self.initial.dtype)
+        drawn = self._built(build, seed).to(self.initial.device, self.initial.dtype)
         task = copy.copy(self)
         task.module, task.initial, task._seed = drawn.module, drawn.initial, seed
         return task
+
+    def _built(self, build: Callable[[], nn.Module], seed: int) -> Task:
+        return Task(build, self.loss, {}, seed, batchnorm=self.batchnorm, buffers=self.buffers)
 
     def starting_from(self, model: Tensor) -> Task:
         """The same task, whose training begins with these parameters `[P]`."""
@@ -162,6 +184,11 @@ class Task(Spelt):
     def size(self) -> int:
         """P, the number of parameters."""
         return self.layout.size
+
+    @property
+    def learnt(self) -> int:
+        """The number of those that move by differences: all, but for statistics behind them."""
+        return self.size if self.tail is None else self.tail.learnt
 
     def layers(self, params: Tensor) -> dict[str, Tensor]:
         """Views of `params` ([..., P]) by name."""
@@ -185,13 +212,16 @@ class Task(Spelt):
     def _another(self, number: int) -> Tensor:
         """Built anew with another seed; where that changes nothing, or a module was given, with a tenth of noise."""
         if self._build is not None:
-            built = Task(self._build, self.loss, {}, self._seed + number).initial.to(self.initial)
+            built = self._built(self._build, self._seed + number).initial.to(self.initial)
             if not torch.equal(built, self.initial):
                 return built
         noise = torch.as_tensor(random.normal(random.key(self._seed, "another model", number), self.size))
         noise = noise.to(self.initial)
         named = self.layout.unflatten(noise)
         for name, value in self.layout.unflatten(self.initial).items():
+            if name in self.layout.buffers:
+                named[name].zero_()
+                continue
             inputs = value.numel() // len(value) if value.ndim else 1
             named[name].mul_(0.1 * (float(value.square().mean().sqrt()) or inputs**-0.5))
         return self.initial + noise
@@ -208,20 +238,26 @@ class Task(Spelt):
         if key is not None:
             named = named | {name: mix(key ^ number) for number, name in enumerate(self._dropout, 1)}
             drawn = KeyedDraws(key, len(self._dropout)) if self.draws else None
+        if self.tail is not None:
+            named = named | self.tail.given(self.module, named, key is not None)
         with self._passes.one(named, drawn):
             if self.bfloat16:
                 with torch.autocast(self.initial.device.type, torch.bfloat16):
                     outputs = invoke(self.module, inputs)
             else:
                 outputs = invoke(self.module, inputs)
+            if self.tail is not None and key is not None:
+                self._left = self.tail.found(self.module)
         outputs = answer(outputs) if self._answers else outputs
         return cast(Tensor, trees.map_leaves(Tensor.float, outputs) if self.bfloat16 else outputs)
 
     def drawn(self, params: Tensor, inputs: Tree, key: Tensor) -> bool:
         """Say whether functions draw when these samples are passed in training mode."""
         self._set_mode(True)
-        draws, inputs = KeyedDraws(key), self.shown(inputs, key)
-        with self._passes.one(self.layers(params), draws), torch.no_grad():
+        draws, inputs, named = KeyedDraws(key), self.shown(inputs, key), self.layers(params)
+        if self.tail is not None:
+            named = named | self.tail.given(self.module, named, training=True)
+        with self._passes.one(named, draws), torch.no_grad():
             invoke(self.module, inputs)
         return draws.count > 0
 
@@ -236,13 +272,46 @@ class Task(Spelt):
             self.module.train(training)
         for name in self._resting if training else ():
             self.module.get_submodule(name).training = False
+        for name in () if self.tail is None or self.tail.choice.fixed_from == math.inf else self.tail.norms:
+            self.module.get_submodule(name).training = training and not self.fixed
+
+    def begin_job(self, version: float) -> None:
+        """Note that a job begins from that version of the model."""
+        assert self.tail is not None
+        self.fixed, self._left = version >= self.tail.choice.fixed_from, {}
+
+    def settled(self, params: Tensor) -> Tensor:
+        """Put statistics and buffers, as the last pass in training mode has left them, behind the parameters `[P]`."""
+        if self.tail is None or not self._left:
+            return params
+        left, self._left = self._left, {}
+        return self.tail.settled(params, left)
+
+    @torch.no_grad()
+    def measured(self, params: Tensor, batches: Iterable[Tree], key: Tensor) -> Tensor:
+        """Compute running statistics anew, as the mean over batches of inputs: `[P]` the parameters with them."""
+        assert self.tail is not None
+        layers = [self.module.get_submodule(name) for name in self.tail.norms]
+        before, total, count = [layer.momentum for layer in layers], torch.zeros_like(params), 0
+        try:
+            for layer in layers:
+                layer.momentum = 1.0  # type: ignore[assignment]
+            for count, inputs in enumerate(batches, 1):
+                self.outputs(params, inputs, mix(key ^ count))
+                total += self.settled(params)
+        finally:
+            for layer, momentum in zip(layers, before, strict=True):
+                layer.momentum = momentum
+        return self.tail.settled(params, self.tail.statistics(total / count))
 
     @property
     def _passes(self) -> Passes:
         """The passes of this task's own module; a copy of the task with another module has others."""
         known = self.__dict__.get("_known_passes")
         if known is None or known.module is not self.module:
-            known = self.__dict__["_known_passes"] = Passes(Places(self.module, self.layout.names, self._dropout))
+            trained = self._trained
+            places = Places(self.module, trained, self.given.difference(trained))
+            known = self.__dict__["_known_passes"] = Passes(places)
         return known
 
     def held(self) -> AbstractContextManager[None]:
@@ -269,7 +338,7 @@ class Task(Spelt):
     @property
     def given(self) -> set[str]:
         """Names of the tensors that every pass is given; the module keeps the others."""
-        return {*self.layout.names, *self._dropout}
+        return {*self.layout.names, *self._dropout, *(() if self.tail is None else self.tail.changing)}
 
     @property
     def first_linear(self) -> str:
@@ -338,7 +407,7 @@ class Task(Spelt):
         """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""
         named = {name: value.detach().clone().contiguous() for name, value in self.layout.unflatten(params).items()}
         state: dict[str, Tensor] = self.module.state_dict()
-        return {name: named.get(self._tied.get(name, name), value) for name, value in state.items()}
+        return {name: named.get(self._tied.get(name, name), value).to(value.dtype) for name, value in state.items()}
 
     @property
     def frozen(self) -> set[str]:
@@ -348,4 +417,4 @@ class Task(Spelt):
 
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """`[P]` the parameters in a `state_dict`."""
-        return self.layout.flatten(state).to(self.initial)
+        return self.layout.flatten({name: state[name].to(self.initial) for name in self.layout.names})
