@@ -7,7 +7,9 @@
 Two rounds of FedAvg over three clients of `zoo_rows.py`, with batches of two, and the same in a plain loop: the user's
 own module, `torch.optim.SGD`, the loss as torch has it, the same batches and draws. `float64` and `float32` are the
 largest difference of a number of the final model (float32: after one round, tf32 off). `bits`: whether a second run,
-one with two threads and a resumed one had the same. Milliseconds a round are those of the second.
+one with two threads and a resumed one had the same. Milliseconds a round are those of the second. Memory is the most
+that the process had after Turnout had trained (every row has one of its own), on CUDA the most allocated there. What is
+not torch (`zoo_python.py`) is computed on the CPU.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import turnout
+import zoo_python
 from turnout.core import random, trees
 from turnout.core.ragged import Ragged
 from turnout.core.random import bits, mix
@@ -76,32 +82,67 @@ def same_bits(name: str, whole: Tensor, plan: turnout.Plan) -> bool:
 # -- by a plain loop --------------------------------------------------------------------------------------------
 
 
-def plain(row: Row, rounds: int, device: str, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The trained parameters `[P]` in the end, and the seconds of the last round."""
+def plain(row: Row, rounds: int, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], float]:
+    """What is trained and what changes beside it in the end, by name, and the seconds of the last round."""
     module = placed(row.model, device, dtype)
     inputs, targets = (
         trees.map_leaves(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None), part)
         for part in (row.inputs, row.targets)
     )
-    trained = {name: own for name, own in module.named_parameters() if own.requires_grad}
-    private = {name for name in trained if row.private and name.startswith(f"{row.private}.")}
-    model = {name: own.detach().clone() for name, own in trained.items()}
+    state, own, unsent = Roles.of(row, module)
+    model = {name: tensor.detach().clone() for name, tensor in state.items()}
     kept: list[dict[str, Tensor]] = [{} for _ in COUNTS]
     keys, seconds = random.key(0, "local work", np.arange(len(COUNTS))), 0.0
     for number in range(rounds):
-        began, total = time.perf_counter(), {name: torch.zeros_like(own) for name, own in model.items()}
+        began, total = time.perf_counter(), {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+        rest(row, module, number)
         for client, key in enumerate(random.fold(keys, np.full(len(keys), number))):
             with torch.no_grad():
-                for name, own in trained.items():
-                    own.copy_((model | kept[client])[name])
+                for name, tensor in state.items():
+                    tensor.copy_((model | kept[client])[name])
             own_rows = torch.arange(COUNTS[client], device=device) + sum(COUNTS[:client])
             train(row, module, trees.at(inputs, own_rows), trees.at(targets, own_rows), int(key))
-            for name, own in trained.items():
-                total[name] += own.detach() * (COUNTS[client] / sum(COUNTS))
-            kept[client] = {name: trained[name].detach().clone() for name in private}
-        model |= {name: value for name, value in total.items() if name not in private}
+            for name, tensor in state.items():
+                total[name] += tensor.detach() * (COUNTS[client] / sum(COUNTS))
+            kept[client] = {name: state[name].detach().clone() for name in own}
+        model |= {name: value for name, value in total.items() if name not in unsent}
         seconds = time.perf_counter() - began
-    return torch.cat([value.flatten() for value in model.values()]), seconds
+    return model, seconds
+
+
+class Roles(NamedTuple):
+    """What of a module is trained or changes, by name; of it what every client has of its own, and what is not sent."""
+
+    state: dict[str, Tensor]
+    own: set[str]
+    unsent: set[str]
+
+    @classmethod
+    def of(cls, row: Row, module: nn.Module) -> Roles:
+        trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
+        choice, buffers = row.task.get("batchnorm"), row.task.get("buffers")
+        private = {name for name in trained if row.private and name.startswith(f"{row.private}.")}
+        layers = [f"{name}." for name in norms(module)]
+        changing = {f"{name}{own}" for name in layers for own in ("running_mean", "running_var")} if choice else set()
+        loose = {name for name, own in module.named_buffers() if own.is_floating_point()} if buffers else set()
+        state = trained | {name: module.get_buffer(name) for name in changing | loose}
+        own = private | (changing if choice in ("local", "local_statistics") else set())
+        own |= {name for name in trained if name.startswith(tuple(layers))} if choice == "local" else set()
+        own |= loose if buffers == "kept" else set()
+        unsent = private | (changing if choice in ("batch", "frozen") else set())
+        return cls(state, own, unsent | (loose if buffers == "frozen" else set()))
+
+
+def norms(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+def rest(row: Row, module: nn.Module, number: int) -> None:
+    """Let batch normalisation go by the statistics it has, from some round on or always."""
+    choice = row.task.get("batchnorm")
+    since = 0 if choice == "frozen" else getattr(choice, "fixed_from", np.inf)
+    for layer in norms(module).values():
+        layer.train(number < since)
 
 
 def placed(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
@@ -147,30 +188,51 @@ class Clock(turnout.Observer):
 
 def measure(name: str, device: str) -> dict[str, Any]:
     """Carry out a row in both precisions, beside its plain loop."""
-    found: dict[str, Any] = {}
+    row, clock, plan = made(name), Clock(), turnout.Plan(device=device, threads=1)
+    before = peak(device)
+    result = turnout.execute(experiment(row, ROUNDS, plan), observers=[clock])
+    found: dict[str, Any] = {"before_mib": before, "peak_mib": peak(device)}
     for precision, rounds in (("float64", ROUNDS), ("float32", 1)):
-        plan = turnout.Plan(device=device, precision=precision, threads=1)
+        exact = turnout.Plan(device=device, precision=precision, threads=1)
         expected, _ = plain(made(name), rounds, device, DTYPES[precision])
-        result = turnout.execute(experiment(made(name), rounds, plan))
-        found[precision] = float((result.model - expected.to(result.model)).abs().max())
-    row, clock = made(name), Clock()
-    result = turnout.execute(experiment(row, ROUNDS, turnout.Plan(device=device, threads=1)), observers=[clock])
+        found[precision] = difference(turnout.execute(experiment(made(name), rounds, exact)), expected)
     found["ms"] = 1e3 * (clock.times[-1] - clock.times[-2])
     found["plain_ms"] = 1e3 * plain(made(name), ROUNDS, device, torch.float32)[1]
     found["path"] = "; ".join(f"{path['name']}: {path['why']}" for path in result.server.paths[:1])
     found["parameters"] = len(result.model)
     found["rough"] = row.rough
-    found["bits"] = same_bits(name, result.model, turnout.Plan(device=device, threads=1))
-    peak = torch.cuda.max_memory_allocated() / 2**20 if device != "cpu" else 0
-    found["peak_mib"] = peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found["bits"] = same_bits(name, result.model, plan)
     return found
 
 
+def difference(result: turnout.Result, expected: dict[str, Tensor]) -> float:
+    """The largest difference of a number of the final model."""
+    state = result.state_dict()
+    return max(float((state[name] - value.to(state[name])).abs().max()) for name, value in expected.items())
+
+
+def peak(device: str) -> float:
+    """The most MiB taken until now: of the device since this was asked last, or by this process."""
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    most = torch.cuda.max_memory_allocated() / 2**20
+    torch.cuda.reset_peak_memory_stats()
+    return most
+
+
 def attempt(name: str, device: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of operations that are mapped one by one
     try:
-        return measure(name, device)
+        return zoo_python.measure(name) if name in zoo_python.ROWS else measure(name, device)
     except (turnout.UserError, ImportError) as error:
         return {"refused": str(error)}
+
+
+def alone(name: str, device: str) -> dict[str, Any]:
+    """Attempt a row in a process of its own, whose memory is that of the row."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(attempt, name, device).result()
 
 
 def line(name: str, found: dict[str, Any]) -> str:
@@ -193,12 +255,10 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="of the names of rows")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of operations that are mapped one by one
-    rows = {}
-    for name in ROWS:
+    rows, carried_out = {}, alone if arguments.device == "cpu" else attempt
+    for name in [*ROWS, *zoo_python.ROWS]:
         if re.search(arguments.only, name):
-            rows[name] = attempt(name, arguments.device)
+            rows[name] = carried_out(name, arguments.device)
             if not arguments.json:
                 print(line(name, rows[name]), flush=True)
     wrong = [name for name, found in rows.items() if not right(found)]

@@ -1,16 +1,8 @@
-"""Models that are not torch, as `examples/sklearn` has them, against plain loops: a row a model.
-
-    python benchmarks/zoo_python.py
-    python benchmarks/zoo_python.py --json
-
-Full participation. `float64` and `float32` are the largest difference of a number of the final model to the plain
-loop's in the same precision; `bits` says whether a second run, one with two threads and a resumed one had the same.
-"""
+"""Rows of `zoo.py` that are not torch, as `examples/sklearn` has them, against plain loops over ten rounds of eight
+clients."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import runpy
 import sys
@@ -29,7 +21,8 @@ from turnout.core import random
 from turnout.server.stopping import Evaluation, Stopping
 
 EXAMPLES = Path(__file__).parents[1] / "examples/sklearn"
-MODELS = ("sgd_classifier", "boosting")
+ROWS = {"scikit-learn, SGDClassifier": "sgd_classifier", "scikit-learn, boosting": "boosting"}
+ROUNDS = 10  # the ensemble has room for ten
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -82,40 +75,25 @@ def same_bits(example: Example, rounds: int, whole: torch.Tensor, plan: turnout.
     return all(torch.equal(whole, other.model) for other in others)
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     """Run one example in both precisions, beside its plain loop."""
-    example, row = Example.of(name), dict[str, Any]()
+    before = peak()
+    example, row = Example.of(ROWS[name]), dict[str, Any]()
     for precision in ("float64", "float32"):
         plan = turnout.Plan(precision=precision, threads=1)
         began = time.perf_counter()
-        result = turnout.execute(example.experiment(rounds, plan))
+        result = turnout.execute(example.experiment(ROUNDS, plan))
         ours, began = time.perf_counter() - began, time.perf_counter()
-        expected = plain(example, rounds, precision)
-        row |= {"ms": 1e3 * ours / rounds, "plain_ms": 1e3 * (time.perf_counter() - began) / rounds}
+        expected = plain(example, ROUNDS, precision)
+        row |= {"ms": 1e3 * ours / ROUNDS, "plain_ms": 1e3 * (time.perf_counter() - began) / ROUNDS}
         found = example.task.arrays(result.model)
         row[precision] = max(float(np.abs(found[part] - array).max()) for part, array in expected.items())
     path = result.server.paths[0]
-    row["bits"] = same_bits(example, rounds, result.model, plan)
-    row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"path": f"{path['name']}: {path['why']}", **row}
+    row |= {"path": f"{path['name']}: {path['why']}", "parameters": len(result.model), "rough": ""}
+    row |= {"before_mib": before, "peak_mib": peak()}
+    row["bits"] = same_bits(example, ROUNDS, result.model, plan)
+    return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Models that are not torch against plain loops.")
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--rounds", type=int, default=10, help="the ensemble has room for ten")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = {name: measure(name, arguments.rounds) for name in arguments.model or MODELS}
-    if arguments.json:
-        print(json.dumps({"python": sys.version, "torch": torch.__version__, "rows": rows}, indent=1))
-        return
-    for name, row in rows.items():
-        print(
-            f"{name:15} float64 {row['float64']:.1e}  float32 {row['float32']:.1e}  same bits {row['bits']}  "
-            f"{row['ms']:.1f} ms a round, plain {row['plain_ms']:.1f}  peak {row['peak_mib']:.0f} MiB  {row['path']}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

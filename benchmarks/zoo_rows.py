@@ -41,6 +41,7 @@ class Row:
 
 
 ROWS: dict[str, Callable[[], Row]] = {}
+FEW = "values are divided by their deviation over one or two samples, which rounding changes where it is small"
 
 
 def row(name: str) -> Callable[[Callable[[], Row]], Callable[[], Row]]:
@@ -67,6 +68,36 @@ def resnet_groups() -> Row:
     return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.ResNet18()))
 
 
+@row("ResNet-18, BatchNorm frozen")
+def resnet_frozen() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": "frozen"})
+
+
+@row("ResNet-18, BatchNorm averaged")
+def resnet_averaged() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": "averaged"}, rough=FEW)
+
+
+@row("ResNet-18, BatchNorm local_statistics")
+def resnet_local_statistics() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": "local_statistics"}, rough=FEW)
+
+
+@row("ResNet-18, BatchNorm local")
+def resnet_local() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": "local"}, rough=FEW)
+
+
+@row("ResNet-18, BatchNorm batch")
+def resnet_batch() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": "batch"}, rough=FEW)
+
+
+@row("ResNet-18, BatchNorm fixed")
+def resnet_fixed() -> Row:
+    return pictures(zoo_models.ResNet18(), task={"batchnorm": turnout.tasks.Fixed(after=1)}, rough=FEW)
+
+
 @row("MobileNet-v3, GroupNorm")
 def mobilenet_groups() -> Row:
     return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.mobilenet_v3()), side=64)
@@ -75,6 +106,16 @@ def mobilenet_groups() -> Row:
 @row("EfficientNet-B0, GroupNorm")
 def efficientnet_groups() -> Row:
     return pictures(turnout.models.batchnorm_to_groupnorm(zoo_models.efficientnet_b0()))
+
+
+@row("MobileNet-v3, BatchNorm averaged")
+def mobilenet() -> Row:
+    return pictures(zoo_models.mobilenet_v3(), side=64, task={"batchnorm": "averaged"}, rough=FEW)
+
+
+@row("EfficientNet-B0, BatchNorm averaged")
+def efficientnet() -> Row:
+    return pictures(zoo_models.efficientnet_b0(), side=64, task={"batchnorm": "averaged"}, rough=FEW)
 
 
 @row("U-Net, Dice")
@@ -298,6 +339,18 @@ class Dropped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.other(F.dropout(F.relu(self.one(x)), 0.3, self.training))
+
+
+@row("spectral_norm, averaged")
+def spectral_norm() -> Row:
+    layer = parametrizations.spectral_norm(nn.Linear(5, 8))
+    return numbers(nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 3)), task={"buffers": "averaged"})
+
+
+@row("spectral_norm, kept")
+def spectral_norm_kept() -> Row:
+    layer = parametrizations.spectral_norm(nn.Linear(5, 8))
+    return numbers(nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 3)), task={"buffers": "kept"})
 
 
 @row("F.dropout")

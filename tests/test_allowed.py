@@ -124,7 +124,7 @@ FREE = {
     **dict.fromkeys(("algorithm.head", "algorithm.layer", "sampler.layer", "serve.layer"), "layers of a model"),
     **dict.fromkeys(("data.client", "data.target", "availability.variant"), "columns or rows of a file"),
     **dict.fromkeys(
-        ("data.function", *(f"task.{name}" for name in ("loss", "metrics", "prepare", "augment"))),
+        ("data.function", *(f"task.{name}" for name in ("loss", "metrics", "prepare", "augment", "batchnorm"))),
         "a function of the user's own, module:function, as well",
     ),
     **dict.fromkeys(("network.underlay", "network.overlay", "network.center"), "a file, or a silo's name, as well"),

@@ -176,7 +176,13 @@ def test_model_is_fitted_to_the_data() -> None:
     assert complete["model"] == {
         "name": "linear", "inputs": 1, "outputs": 1, "bias": True, "zero_init": False
     }  # fmt: skip
-    assert complete["task"] == {"loss": "mse", "metrics": None, "prepare": [], "augment": []}
+    assert complete["task"] == {
+        "loss": "mse",
+        "metrics": None,
+        "prepare": [],
+        "augment": [],
+        **dict.fromkeys(("batchnorm", "buffers")),
+    }
     again, _, _ = config.build(settings())
     other, _, _ = config.build(settings(run={"seed": 4}))
     assert experiment.task.initial.equal(again.task.initial)

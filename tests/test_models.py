@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from turnout.core.errors import UserError
 from turnout.task.models import (

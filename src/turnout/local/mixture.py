@@ -140,7 +140,7 @@ class MixtureTask(Task):
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """Make the state of a `torch.nn.ModuleList` over the components."""
         states = [self.component.state_dict(mine) for mine in self.split(params).unbind()]
-        return {f"{m}.{name}": value for m, state in enumerate(states) for name, value in state.items()}
+        return {f"{m}.{name}": value.clone() for m, state in enumerate(states) for name, value in state.items()}
 
     @property
     def frozen(self) -> set[str]:

@@ -21,6 +21,7 @@ from turnout.aggregation.rules import Mean, Rule, coordinate_median
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray
 from turnout.server.updates import Updates
+from turnout.task.norms import BatchNorm
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -39,7 +40,7 @@ def check(server: Server) -> None:
             f"task.batchnorm: {kind} pools the clients, and {type(choice).__name__} is for clients with statistics of "
             "their own; take averaged"
         )
-    if choice.remembered:
+    if choice.remembers:
         numbers = server.population.size * (tail.averaged - tail.learnt)
         needed, limit = numbers * server.model.element_size() / 2**20, server.plan.memory_mib
         if needed > limit:
@@ -52,15 +53,17 @@ def check(server: Server) -> None:
 def check_published(server: Server) -> None:
     """Raise for a method that averages whole models, where another average was asked for."""
     tail = server.task.tail
-    for option in () if tail is None else [name for name in ("pooled", "remembered") if getattr(tail.choice, name)]:
+    choice = BatchNorm() if tail is None else tail.choice
+    for option in ["pooled"] * choice.pooled + ["remembered"] * choice.remembers:
         raise UserError(
             f"task.averaged: {type(server.algorithm).__name__} averages whole models, and {option} statistics are for "
             "methods whose server takes steps by updates; leave it out"
         )
 
 
-def averaged(server: Server, optimiser: Step, updates: Updates, weights: FloatArray) -> Tensor:
-    """Average the statistics of those that count: the numbers behind what is learnt, `[P - learnt]`."""
+def averaged(server: Server, updates: Updates, weights: FloatArray, step: Step, rule: Rule | None) -> Tensor:
+    """Average the statistics of those that count: the numbers behind what is learnt, `[P - learnt]`, after a server's
+    step by an optimiser and perhaps a rule."""
     tail, model, total = server.task.tail, server.model, float(weights.sum())
     assert tail is not None
     if not total > 0 or (weights < 0).any() or tail.averaged == tail.learnt:
@@ -68,12 +71,12 @@ def averaged(server: Server, optimiser: Step, updates: Updates, weights: FloatAr
     sent = slice(tail.learnt, tail.averaged)
     returned = torch.stack([job.received[sent] for job in updates.jobs]) + updates.deltas[:, sent]
     returned = tail.real(returned)
-    if tail.choice.remembered:
+    if tail.choice.remembers:
         return _remembered(server, tail, updates, returned)
     shares = torch.as_tensor(weights / total).to(returned)
-    rate = 1.0 if isinstance(optimiser, Adaptive) else optimiser.lr  # which is no share of the way there
-    if not isinstance(server.law.rule, Mean | None):
-        returned, shares = middle(server.law.rule, returned, shares)[None], torch.ones_like(shares[:1])
+    rate = 1.0 if isinstance(step, Adaptive) else step.lr  # which is no share of the way there
+    if not isinstance(rule, Mean | None):
+        returned, shares = middle(rule, returned, shares)[None], torch.ones_like(shares[:1])
     return tail.average(model, returned, shares, min(1.0, rate * total))
 
 

@@ -114,7 +114,8 @@ class Law:
         rows, *statistics = (rows,) if server.task.tail is None else torch.tensor_split(rows, [len(last)], dim=1)
         with server.cohort.all_threads():
             self.last[name] = made = self.rule(rows, shares, last, key)
-        made = torch.cat([made, *(averages.middle(self.rule, part, shares) for part in statistics)]) if statistics else made
+        if statistics:
+            made = torch.cat([made, averages.middle(self.rule, statistics[0], shares)])
         return total * (made if around is None else around + made)
 
     def finite(self, server: Server, updates: Updates, weights: FloatArray | None = None) -> Updates:
@@ -175,7 +176,7 @@ class Law:
             moved = optimiser.step(model, factor * change)
         if server.task.tail is None:
             return moved
-        return torch.cat([moved, averages.averaged(server, optimiser, updates, weights)])
+        return torch.cat([moved, averages.averaged(server, updates, weights, optimiser, self.rule)])
 
     def _aggregated(self, server: Server, updates: Updates, weights: FloatArray) -> Tensor:
         """Add differences up: `[P]`, with noise where that is asked for, or what a rule puts in its place."""

@@ -96,7 +96,8 @@ class Mailbox(Server):
         if work.modifiers:
             work = self.held.sent(self, work, among)
             self._check_modifiers(work, among)
-        check_looked_after(work, self.task)
+        if self.task.tail is not None:
+            check_looked_after(work, self.task)
         if self._hides:
             privacy.check_alone(work, self)
         self._make_ready(ids)

@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from turnout.core.allowed import OneOf, WholeNumber
 from turnout.core.errors import UserError, unknown
 from turnout.core.flat import Layout
+from turnout.core.random import mix
 from turnout.core.spelling import Spelt
+from turnout.core.trees import Tree
+
+if TYPE_CHECKING:
+    from turnout.task.task import Task
 
 _COUNTER = "num_batches_tracked"
 
@@ -43,7 +48,7 @@ class BatchNorm(Spelt):
     own_pass: ClassVar[bool] = False  # whether who has none computes them from its own inputs before it serves
     from_average: ClassVar[bool] = False  # whether a client's first job begins with the server's average
     pooled: ClassVar[bool] = False  # whether an average of variances counts how far the means are apart
-    remembered: ClassVar[bool] = False  # whether silent clients count with their last ones
+    remembers: ClassVar[bool] = False  # whether silent clients count with their last ones
     fixed_from: ClassVar[float] = math.inf  # the version of the model from which they are constant
 
 
@@ -61,7 +66,11 @@ class Averaged(BatchNorm):
     section: ClassVar[str] = "task.averaged"
 
     moments: Annotated[str, OneOf(("plain", "pooled"))] = "plain"  # how variances are averaged
-    remembered: bool = False  # type: ignore[misc]  # whether silent clients count with the last ones they sent
+    remembered: bool = False  # whether silent clients count with the last ones they sent
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return self.remembered
 
     @property
     def pooled(self) -> bool:  # type: ignore[override]
@@ -158,17 +167,30 @@ def chosen(model: nn.Module, given: str | BatchNorm | None, resting: Iterable[st
         given = BATCHNORM[given]()
     if given is not None and not isinstance(given, BatchNorm):
         raise UserError(f"task.batchnorm: {given!r} is none of {', '.join(BATCHNORM)}")
-    found = [name or "itself" for name in running(model).keys() - set(resting)]
+    found = {name: layer for name, layer in running(model).items() if name not in set(resting)}
     if found and given is None:
-        first = min(found, key=list(running(model)).index) if "itself" not in found else "itself"
+        name, layer = next(iter(found.items()))
         raise UserError(
-            f"model: layer {first} is BatchNorm, whose running statistics differ between clients; say what becomes of "
-            f"them with task.batchnorm ({', '.join(BATCHNORM)}), or convert the model once with "
-            "turnout.models.batchnorm_to_groupnorm(model), which learns better from clients that differ"
+            f"model: layer {name or 'itself'} is {type(layer).__name__}, whose running statistics differ between "
+            f"clients; say what becomes of them with task.batchnorm ({', '.join(BATCHNORM)}), or convert the model "
+            "with turnout.models.batchnorm_to_groupnorm(model), which learns better from clients that differ"
         )
     if given is not None and not found:
         raise UserError("task.batchnorm: no layer of the model would change running statistics; leave it out")
     return given
+
+
+def laid_out(
+    model: nn.Module, choice: BatchNorm | None, buffers: str | None, resting: list[str]
+) -> tuple[Tail | None, Layout]:
+    """Lay a model out as a vector: its parameters, and behind them what else changes in training. Layers that are
+    frozen rest, too."""
+    if isinstance(choice, Frozen):
+        resting += [name for name in running(model) if name not in resting]
+    if buffers is None and isinstance(choice, Frozen | None):
+        return None, Layout(model)
+    tail = Tail(model, choice or Frozen(), buffers, resting)
+    return tail, tail.layout
 
 
 class Tail:
@@ -186,6 +208,8 @@ class Tail:
         given = [_inside(name, own) for name, layer in norms.items() for own in layer._buffers]
         loose = {_inside(name, _COUNTER) for name, layer in norms.items() if layer.momentum is not None}
         others = [name for name in _numbers(model) if name not in held] if buffers else []
+        if buffers and not others:
+            raise UserError("task.buffers: the model has no buffer that could change in training; leave it out")
         ranks = dict.fromkeys(given, 3 if not choice.sends else 2 if choice.keeps_statistics else 1)
         ranks |= dict.fromkeys(others, 2 if buffers == "kept" else 1)
         if choice.keeps_parameters:
@@ -280,6 +304,24 @@ class Tail:
         for name in self.counters & set(now):
             now[name].copy_(torch.maximum(then[name], rows[name].amax(0)))
         return torch.cat([moved, before[self.averaged :]])
+
+
+@torch.no_grad()
+def measured(task: Task, params: Tensor, batches: Iterable[Tree], key: Tensor) -> Tensor:
+    """Compute running statistics anew, as the mean over batches of inputs: `[P]` the parameters with them."""
+    assert task.tail is not None
+    layers = [task.module.get_submodule(name) for name in task.tail.norms]
+    before, total, count = [layer.momentum for layer in layers], torch.zeros_like(params), 0
+    try:
+        for layer in layers:
+            layer.momentum = 1.0  # type: ignore[assignment]
+        for count, inputs in enumerate(batches, 1):
+            task.outputs(params, inputs, mix(key ^ count))
+            total += task.settled(params)
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
+    return task.tail.settled(params, task.tail.statistics(total / count))
 
 
 def _inside(layer: str, own: str) -> str:

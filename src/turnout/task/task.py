@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,6 @@ from torch.nn.modules.loss import _Loss
 
 from turnout.core import random, trees
 from turnout.core.errors import UserError, reason
-from turnout.core.flat import Layout
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
@@ -28,7 +27,7 @@ from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
 from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
-from turnout.task.norms import BatchNorm, Buffers, Frozen, Tail, chosen, rest_on_one_value, running
+from turnout.task.norms import BatchNorm, Buffers, Tail, chosen, laid_out, rest_on_one_value
 
 
 def _copied(
@@ -104,7 +103,7 @@ class Task(Spelt):
                 model = model()
         self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
         self.batchnorm, self.buffers = chosen(model, batchnorm, self._resting), buffers
-        self.tail, self.layout = self._laid_out(model)
+        self.tail, self.layout = laid_out(model, self.batchnorm, buffers, self._resting)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
         self.module = _copied(model, self._trained, None, None)
@@ -130,15 +129,6 @@ class Task(Spelt):
         self.draws = True  # whether the model's functions draw in training; until `examine` has looked, they may
         self._left: dict[str, Tensor] = {}  # what the last pass in training mode left in the places of buffers
         self.recomputes = False  # whether parts of it are called again while gradients are computed
-
-    def _laid_out(self, model: nn.Module) -> tuple[Tail | None, Layout]:
-        """Lay the model out as a vector: its parameters, and behind them what else changes in training."""
-        if isinstance(self.batchnorm, Frozen):
-            self._resting += [name for name in running(model) if name not in self._resting]
-        if self.buffers is None and isinstance(self.batchnorm, Frozen | None):
-            return None, Layout(model)
-        tail = Tail(model, self.batchnorm or Frozen(), self.buffers, self._resting)
-        return tail, tail.layout
 
     @property
     def _trained(self) -> list[str]:
@@ -286,23 +276,6 @@ class Task(Spelt):
             return params
         left, self._left = self._left, {}
         return self.tail.settled(params, left)
-
-    @torch.no_grad()
-    def measured(self, params: Tensor, batches: Iterable[Tree], key: Tensor) -> Tensor:
-        """Compute running statistics anew, as the mean over batches of inputs: `[P]` the parameters with them."""
-        assert self.tail is not None
-        layers = [self.module.get_submodule(name) for name in self.tail.norms]
-        before, total, count = [layer.momentum for layer in layers], torch.zeros_like(params), 0
-        try:
-            for layer in layers:
-                layer.momentum = 1.0  # type: ignore[assignment]
-            for count, inputs in enumerate(batches, 1):
-                self.outputs(params, inputs, mix(key ^ count))
-                total += self.settled(params)
-        finally:
-            for layer, momentum in zip(layers, before, strict=True):
-                layer.momentum = momentum
-        return self.tail.settled(params, self.tail.statistics(total / count))
 
     @property
     def _passes(self) -> Passes:
