@@ -125,7 +125,8 @@ def test_o3_remembered_statistics_of_who_is_silent() -> None:
 
 def kept(run: turnout.Result, client: int) -> list[float]:
     """Mean and variance that a client keeps."""
-    assert (tail := run.server.task.tail) is not None
+    tail = run.server.task.tail
+    assert tail is not None
     held = run.server._store.get({"norms": (tail.size - tail.kept,)}, np.array([client]))
     return [float(value) for value in held["norms"][0, -2:]]
 
