@@ -110,13 +110,14 @@ class Algorithm(Spelt):
                 raise UserError(f"{name}: {given!r} is no {wanted.__name__}; write for example {like}")
         for name, (wanted, known) in PARTS.items():
             own = next(part for part in fields(self) if part.name == name)
-            if (given := getattr(self, name)) is None or not own.metadata.get("part"):
-                continue
-            if isinstance(given, str):
+            given, part = getattr(self, name), own.metadata.get("part")
+            if part and isinstance(given, str):
                 given = _made(name, given, known)
                 setattr(self, name, given)
+            if given is None or not (part or isinstance(given, wanted)):  # an option of its own that is called so
+                continue
             if not isinstance(given, wanted):
-                raise UserError(f"{name}: {given!r} is no {wanted.__module__}.{wanted.__name__}")
+                raise UserError(f"{name}: {type(given).__name__} is no {wanted.__module__}.{wanted.__name__}")
             if name in self.cannot:
                 raise UserError(f"{name}: {kind} {self.cannot[name]}; leave it out")
         if self.wait is not None and (self.waits is None or not isinstance(self.wait, self.waits)):
