@@ -11,7 +11,7 @@ from test_nothing_silent import watch_law
 from test_resume import assert_same
 
 import turnout
-from support import SETTINGS, experiment, local, simulation
+from support import SETTINGS, experiment, local, population, simulation
 from turnout.config import registry
 from turnout.record.audit import Audit
 
@@ -81,3 +81,15 @@ def test_a_sampler_hears_of_clients_that_it_has_not_drawn(name: str) -> None:
         assert "\n" not in str(error)
         return
     assert turnout.execute(experiment("mifa", rounds=2, algorithm=algorithm)).server.version == 2
+
+
+@EVERY
+def test_before_anybody_has_joined_nobody_is_asked(name: str, options: dict[str, Any]) -> None:
+    """Rounds pass until they do; or one sentence, where a sampler has to have asked."""
+    people = population(joined_at=np.full(8, 2.5))
+    try:
+        result = turnout.execute(trial(name, options, people=people, rounds=5))
+    except turnout.UserError as error:
+        assert "\n" not in str(error)
+        return
+    assert result.model.isfinite().all() and not result.jobs()["client"][result.jobs()["sent_at"] < 2.5].size

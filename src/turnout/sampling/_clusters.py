@@ -63,7 +63,7 @@ class Clustered(Sampler):
         ends = np.cumsum(allocation.shares * server.online().contains(allocation.clients))
         first = np.searchsorted(allocation.rows, np.arange(m))
         before = np.concatenate([[0.0], ends])[first]
-        lengths = np.append(before[1:], ends[-1:]) - before
+        lengths = np.append(before[1:], ends[-1] if len(ends) else 0.0) - before
         some = lengths > 0  # a row of which somebody is there
         chances = random.uniform(random.key(server.seed, "sampling row", server.version, np.arange(m)), 1)[:, 0]
         places = np.searchsorted(ends, (before + chances * lengths)[some], side="right")
@@ -78,6 +78,8 @@ class Clustered(Sampler):
 
 def lay_out(importance: FloatArray, m: int) -> Allocation:
     """Clients in the order given, end to end on a ruler of length m, cut into m pieces of length 1 (algorithm 2)."""
+    if not len(importance):
+        return Allocation(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     edges = np.minimum(np.concatenate([[0.0], np.cumsum(m * importance)]), m)
     edges[-1] = m
     cuts = np.unique(np.concatenate([edges, np.arange(m + 1)]))
@@ -118,5 +120,5 @@ def fill_rows(importance: FloatArray, m: int, groups: Sequence[IntArray], rank: 
             mass, room[row] = mass - taken, room[row] - taken
             row += room[row] <= _NOTHING
     triples.sort(key=lambda triple: triple[0])
-    rows, clients, shares = (np.array(column) for column in zip(*triples, strict=True))
-    return Allocation(rows.astype(np.int64), clients.astype(np.int64), shares.astype(np.float64))
+    rows, clients, shares = np.array(triples, np.float64).reshape(-1, 3).T  # of nobody, before anybody has joined
+    return Allocation(rows.astype(np.int64), clients.astype(np.int64), shares.copy())

@@ -28,7 +28,7 @@ class PoissonBinomial(Independent):
         return super().most(population) if self.cap else int((1 + 1e-12) / population.base_importance.max())
 
     def probabilities(self, importance: FloatArray, m: int) -> FloatArray:
-        if m * importance.max() > 1 + 1e-12 and not self.cap:
+        if m * importance.max(initial=0.0) > 1 + 1e-12 and not self.cap:
             raise UserError(
                 f"sampler.clients_per_round: {m} draws of a client with importance {importance.max():.4g}; "
                 "their product must be at most 1, or set sampler.cap"
