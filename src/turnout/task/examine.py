@@ -91,6 +91,7 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
         outputs, seen = trees.at(outputs, repeated), trees.batch((), targets, rows, task.initial)[1]
     else:
         seen, couples = y, "the model's outputs have no row for each sample"
+    losses.check_counted(task.loss, seen)
     measures, coupled = dict[str, Measure](), set[str]()
     metrics = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics
     for name, measure in {"loss": task.loss, **metrics}.items():
