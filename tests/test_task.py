@@ -127,6 +127,14 @@ def test_model_without_parameters_is_refused() -> None:
         Task(nn.ReLU())
 
 
+@pytest.mark.parametrize(
+    ("model", "sentence"), [(lambda: None, "the function given returns NoneType"), ("mlp", "'mlp' is given")]
+)
+def test_what_is_no_module_is_refused(model: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"model: {sentence}; allowed: a torch.nn.Module, or a function"):
+        Task(model)
+
+
 def test_model_that_does_not_fit_the_data() -> None:
     with pytest.raises(UserError, match=r"cannot process an input of shape \(5,\)"):
         Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5))

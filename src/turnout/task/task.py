@@ -27,30 +27,8 @@ from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
 from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
+from turnout.task.making import built, copied
 from turnout.task.norms import BatchNorm, Buffers, Tail, chosen, laid_out, rest_on_one_value
-
-
-def _copied(
-    module: nn.Module, trained: Collection[str], device: str | torch.device | None, dtype: torch.dtype | None
-) -> nn.Module:
-    """Copy a module, on another device or in another precision. Parameters that are not trained are the same tensors in
-    every copy; those of another precision than what is trained keep theirs."""
-    own = {id(module.get_parameter(name)) for name in trained}
-    main = next((part.dtype for part in module.parameters() if id(part) in own), None)
-    memo: dict[int, Any] = {}
-    for part in [*module.parameters(), *module.buffers()]:
-        moved = part.detach().to(device=device, dtype=dtype if part.dtype == main else None)
-        frozen = isinstance(part, nn.Parameter) and id(part) not in own
-        if moved.data_ptr() == part.data_ptr() and not frozen:
-            moved = moved.clone()
-        elif moved.data_ptr() == part.data_ptr():
-            memo[id(part)] = part
-            continue
-        memo[id(part)] = nn.Parameter(moved, requires_grad=False) if isinstance(part, nn.Parameter) else moved
-    try:
-        return copy.deepcopy(module, memo)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"model: it cannot be copied, and every thread needs its own: {reason(error)}") from error
 
 
 class Task(Spelt):
@@ -98,15 +76,13 @@ class Task(Spelt):
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
             self._build = model
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._seed)
-                model = model()
+            model = built(model, self._seed)
         self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
         self.batchnorm, self.buffers = chosen(model, batchnorm, self._resting), buffers
         self.tail, self.layout = laid_out(model, self.batchnorm, buffers, self._resting)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
-        self.module = _copied(model, self._trained, None, None)
+        self.module = copied(model, self._trained, None, None)
         key_dropout(self.module.train())
         rest_on_one_value(self.module, () if self.tail is None else self.tail.norms)
         self._set_mode(True)
@@ -143,7 +119,7 @@ class Task(Spelt):
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
-        moved.module = _copied(self.module, self._trained, device, dtype)
+        moved.module = copied(self.module, self._trained, device, dtype)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         moved.loss = losses.moved(self.loss, device, dtype)
         moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
