@@ -295,12 +295,15 @@ def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Ten
 
 
 def _of_each(measure: Measure, outputs: Any, targets: Tree) -> Tensor:
-    """`[B]` of every sample as a batch of its own."""
+    """`[B]` of every sample as a batch of its own; what in the outputs is no tensor is the same for all."""
+    rows = trees.leaves(outputs)
 
-    def one(output: Any, target: Tree) -> Tensor:
-        return measure(trees.at(output, None), trees.at(target, None))
+    def one(row: list[Tensor], target: Tree) -> Tensor:
+        place = iter(row)
+        output = trees.map_leaves(lambda _: next(place)[None], outputs)
+        return measure(output, trees.at(target, None))
 
-    values: Tensor = vmap(one)(outputs, targets)
+    values: Tensor = vmap(one)(rows, targets)
     return values
 
 
