@@ -264,14 +264,15 @@ def test_what_needs_gradients_is_refused() -> None:
 
 
 def test_what_a_task_is_made_of_is_checked() -> None:
-    for initial, sentence in (
+    mistakes: list[tuple[Any, str]] = [
         ({"coef": np.zeros(3, int)}, "'coef' is of int64; give floating-point numbers"),
         ({"coef": np.full(3, np.inf)}, "'coef' with NaN or infinity"),
         ({"forward": np.zeros(3)}, "cannot be called 'forward'"),
         ({"predict": np.zeros(3)}, "cannot be called 'predict'"),
         ({3: np.zeros(3)}, "cannot be called 3"),
         ({"coef": [[1.0, 2.0], [3.0]]}, "there is 'coef', which is no array"),
-    ):
+    ]
+    for initial, sentence in mistakes:
         with pytest.raises(UserError, match=sentence):
             ArrayTask(initial, scores)
 

@@ -7,8 +7,8 @@ In training mode and in evaluation mode, from the initial model slightly moved:
   (`turnout.task.draws`), NumPy's or Python's;
 - no pass changes a buffer, or a parameter that is not trained;
 - it is noted whether the model draws by functions, whether it is called again for its gradient (checkpointing), which
-  measures look at the other samples of their batch, and whether clients can be computed together: one gradient of two
-  clients is tried.
+  parameters get none, which measures look at the other samples of their batch, and whether clients can be computed
+  together: one gradient of two clients is tried.
 
 What a model does only with other samples, or only later, is not seen.
 """
@@ -55,6 +55,7 @@ class Findings(NamedTuple):
     alone: str  # why clients are computed one after another; "": they need not be
     draws: bool  # whether the model's functions draw in training
     recomputes: bool  # whether parts of it are called again while gradients are computed
+    idle: frozenset[str] = frozenset()  # parameters that get no gradient
 
 
 @torch.no_grad()
@@ -107,9 +108,9 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
         return Findings(measures, frozenset(coupled), couples or alone, False, False)
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
-        recomputes = trial.recomputes()
+        recomputes, idle = trial.tried()
         alone = couples or alone or trial.cannot_map()
-    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes)
+    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle)
 
 
 def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str, str]:

@@ -53,6 +53,7 @@ class Task(Spelt):
     """
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
+    idle: frozenset[str] = frozenset()  # parameters that get no gradient; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
@@ -320,7 +321,7 @@ class Task(Spelt):
         with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
             sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
             total = self.activations(sample)
-        measures, self.coupled, self.alone, self.draws, self.recomputes = examine(self, inputs, targets)
+        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures
         return total
