@@ -24,21 +24,25 @@ def built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def copied(
-    module: nn.Module, trained: Collection[str], device: str | torch.device | None, dtype: torch.dtype | None
+    module: nn.Module,
+    trained: Collection[str],
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    steady: Collection[str] = (),
 ) -> nn.Module:
-    """Copy a module, on another device or in another precision. Parameters that are not trained are the same tensors in
-    every copy; those of another precision than what is trained keep theirs."""
+    """Copy a module, on another device or in another precision. Parameters that are not trained, and buffers that are
+    `steady`, are the same tensors in every copy; those of another precision than what is trained keep theirs."""
     own = {id(module.get_parameter(name)) for name in trained}
     main = next((part.dtype for part in module.parameters() if id(part) in own), None)
+    kept = {id(part) for part in module.parameters()} - own | {id(module.get_buffer(name)) for name in steady}
     memo: dict[int, Any] = {}
     for part in [*module.parameters(), *module.buffers()]:
         moved = part.detach().to(device=device, dtype=dtype if part.dtype == main else None)
-        frozen = isinstance(part, nn.Parameter) and id(part) not in own
-        if moved.data_ptr() == part.data_ptr() and not frozen:
-            moved = moved.clone()
-        elif moved.data_ptr() == part.data_ptr():
+        same = moved.data_ptr() == part.data_ptr()
+        if same and id(part) in kept and moved.dtype == part.dtype:
             memo[id(part)] = part
             continue
+        moved = moved.clone() if same else moved
         memo[id(part)] = nn.Parameter(moved, requires_grad=False) if isinstance(part, nn.Parameter) else moved
     try:
         return copy.deepcopy(module, memo)

@@ -54,6 +54,7 @@ class Task(Spelt):
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
     idle: frozenset[str] = frozenset()  # parameters that get no gradient; see `examine`
+    steady: frozenset[str] = frozenset()  # buffers that no pass changes, the same tensors in copies; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
@@ -120,7 +121,7 @@ class Task(Spelt):
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
-        moved.module = copied(self.module, self._trained, device, dtype)
+        moved.module = copied(self.module, self._trained, device, dtype, self.steady)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         moved.loss = losses.moved(self.loss, device, dtype)
         moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
@@ -324,6 +325,7 @@ class Task(Spelt):
         measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures
+        self.steady = frozenset(name for name, _ in self.module.named_buffers()) - self.given
         return total
 
     @torch.no_grad()
