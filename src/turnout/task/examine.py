@@ -173,7 +173,7 @@ def _passed(task: Task, params: Tensor, x: Tree, key: Tensor | None) -> Any:
         raise
     except Exception as error:
         mode, shape = "evaluation" if key is None else "training", trees.shapes_whole(x)
-        why = reason(error) + samples.hint(task.preparing, x)
+        why = task.why_not(error, x)
         raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {why}") from error
 
 

@@ -19,7 +19,7 @@ from turnout.core.errors import UserError, reason
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
-from turnout.task import losses, samples
+from turnout.task import calls, losses, samples
 from turnout.task import metrics as measuring
 from turnout.task.calls import Passes, Places, answer, invoke
 from turnout.task.draws import KeyedDraws
@@ -97,6 +97,7 @@ class Task(Spelt):
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
+        self._kinds = sorted({str(parameters[name].dtype).removeprefix("torch.") for name in self._trained})
         self.initial = self.layout.flatten(parameters | self._buffers_of(model))
         self.module.requires_grad_(False)
         self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
@@ -347,13 +348,20 @@ class Task(Spelt):
         except UserError:
             raise
         except Exception as error:
-            why = reason(error) + samples.hint(self.preparing, sample)
+            why = self.why_not(error, sample)
             raise UserError(f"model: it cannot process an input of shape {trees.shapes(sample)}: {why}") from error
         finally:
             for hook in hooks:
                 hook.remove()
         self.layer_shapes = shapes
         return total
+
+    def why_not(self, error: Exception, inputs: Tree) -> str:
+        """Say why the model cannot process samples, and what may be the matter."""
+        why = reason(error) + samples.hint(self.preparing, inputs) + calls.hint(self.module, inputs)
+        kinds = " and ".join(self._kinds)
+        mixed = f" (all trained parameters get engine.precision, and those given are {kinds})"
+        return why + (mixed if len(self._kinds) > 1 else "")
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""
