@@ -29,8 +29,9 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.deploy.app import layout_of, model_in
-from turnout.deploy.app_grid import AppGrid, Ended, standing_in
+from turnout.deploy.app_grid import AppGrid, Ended
 from turnout.deploy.flower_parts import ErrorCode, old_server, old_style
+from turnout.deploy.older_ways import standing_in
 from turnout.deploy.screen import RejectedError
 from turnout.deploy.virtual import AppWork
 from turnout.local.sgd import LocalSGD
