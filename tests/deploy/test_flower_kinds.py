@@ -107,6 +107,15 @@ def test_legacy_ways_to_lead(tmp_path: Path, server: str) -> None:
     assert again.jobs()["ended_at"].tolist() == result.jobs()["ended_at"].tolist()
 
 
+@pytest.mark.parametrize("way", ["legacy", "mixed"])
+def test_a_model_of_whole_numbers_that_is_averaged(tmp_path: Path, way: str) -> None:
+    """It is what the app makes of it, as soon as the app shows that."""
+    result = led(tmp_path, f"{way}:client", f"{way}:whole")
+    assert result.model.tolist() == pytest.approx([averaged()] * 3, abs=1e-12)
+    (values,) = result.state_dict().values()
+    assert values.dtype == torch.float64 and values.equal(result.model)
+
+
 def test_server_fn_leads() -> None:
     """As under Turnout's own FedAvg, to the last bits."""
     result = simulate(settings(OLD))

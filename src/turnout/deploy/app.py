@@ -264,6 +264,12 @@ class Arrays(Layout):
         require(bool(np.isfinite(numbers).all()), Rejection.NOT_FINITE)
         return torch.from_numpy(numbers)
 
+    def rounds(self, record: ArrayRecord) -> bool:
+        """Say whether this is a model of whole numbers alone, and the same arrays now hold others."""
+        if any(dtype.kind == "f" for dtype in self.dtypes):  # what is whole among those, as a counter, stays so
+            return False
+        return any(numbers_in(record[name]).dtype.kind == "f" for name in self.names)
+
     @staticmethod
     def _decoded(array: Array, dtype: np.dtype[Any], shape: torch.Size, header: bytes) -> np.ndarray[Any, Any]:
         """Its numbers in a row: what has the header of the one sent needs no reading."""
