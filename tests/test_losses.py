@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import turnout
 from turnout import Dataset, FedAvg, LocalSGD, Plan, Population, Task, UserError
+from turnout.engine.train import Cohort
 from turnout.task.losses import LOSSES, Bce, CrossEntropy, Dice, Focal, NextToken
 from turnout.task.metrics import TopK
 
@@ -147,6 +148,43 @@ def test_losses_can_be_mapped_over_clients(name: str) -> None:
         targets = torch.randn(3, 5, 6, 4)
     mapped = torch.vmap(LOSSES[name]())(outputs, targets)
     assert torch.allclose(mapped, torch.stack([LOSSES[name]()(o, t) for o, t in zip(outputs, targets, strict=True)]))
+
+
+CHAINED, MAPPED = nn.Linear(5, 3), nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def trained(model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor) -> turnout.Result:
+    rows = turnout.Ragged(np.array([0, 10, len(inputs)]), np.arange(len(inputs)))
+    work = FedAvg(LocalSGD(0.1, batch_size=4), turnout.Full())
+    return turnout.simulate(Task(model, loss), Population(inputs, targets, rows), work, 1, plan=Plan(threads=1))
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll", "focal", nn.CrossEntropyLoss(), nn.NLLLoss()])
+@pytest.mark.parametrize("model", [CHAINED, MAPPED], ids=["chain", "vmap"])
+def test_classes_are_whole_numbers(model: nn.Module, loss: Any, engine: str) -> None:
+    """Numbers between two classes are none, and so are those that happen to be whole."""
+    for targets in (KINDS.float(), KINDS + 0.7):
+        with pytest.raises(UserError, match=r"task\.loss: it cannot compare .*(whole numbers|Long)") as refused:
+            Cohort(Task(model, loss), INPUTS, targets, Plan(engine=engine, threads=1))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("model", [CHAINED, MAPPED], ids=["chain", "vmap"])
+def test_false_and_true_are_two_classes(model: nn.Module) -> None:
+    kinds = KINDS > 0
+    said, meant = (trained(model, "cross_entropy", INPUTS, targets) for targets in (kinds, kinds.long()))
+    assert said.server.paths[0]["name"] == ("chain" if model is CHAINED else "vmap")
+    assert torch.equal(said.model, meant.model)
+
+
+def test_classes_that_do_not_count_are_said() -> None:
+    """One target a sample is left out where the user says so; it is never a class."""
+    targets = torch.where(torch.arange(40) == 7, -100, KINDS)
+    with pytest.raises(UserError, match=r"some are -100; say with task\.cross_entropy\.ignore=-100"):
+        trained(CHAINED, "cross_entropy", INPUTS, targets)
+    task = examined(CrossEntropy(ignore=-100), CHAINED, INPUTS, targets)
+    assert float(task.loss(task.outputs(task.initial, INPUTS), targets)[7]) == 0
 
 
 def test_top_k() -> None:

@@ -127,10 +127,48 @@ def test_model_without_parameters_is_refused() -> None:
         Task(nn.ReLU())
 
 
+@pytest.mark.parametrize(
+    ("model", "sentence"), [(lambda: None, "the function given returns NoneType"), ("mlp", "'mlp' is given")]
+)
+def test_what_is_no_module_is_refused(model: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"model: {sentence}; allowed: a torch.nn.Module, or a function"):
+        Task(model)
+
+
 def test_model_that_does_not_fit_the_data() -> None:
     with pytest.raises(UserError, match=r"cannot process an input of shape \(5,\)"):
         Task(nn.Linear(3, 2)).activations(torch.zeros(1, 5))
     assert Task(nn.Sequential(nn.Linear(3, 2), nn.ReLU())).activations(torch.zeros(1, 3)) == 4 * (2 + 2 + 2)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores: Tensor = self.last(self.embedding(input_ids).mean(1))
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "sentence"),
+    [
+        (Tokens(), {"input_idss": torch.ones(1, 4).long()}, r"\(forward takes input_ids, mask: missing .*'input_ids'"),
+        (Tokens(), {"input_ids": torch.ones(1, 4).long(), "masks": torch.ones(1)}, "unexpected keyword .*'masks'"),
+        (Tokens(), torch.ones(1, 4).byte(), "uint8 and stay so: tokens are stored in more bits"),
+        (nn.Conv2d(1, 2, 3), torch.ones(1, 1, 5, 5).byte(), "uint8; task.prepare=pixels makes numbers"),
+        (
+            nn.Sequential(nn.Linear(5, 4).bfloat16(), nn.Linear(4, 3)),
+            torch.ones(1, 5).bfloat16(),
+            r"all trained parameters get engine\.precision, and those given are bfloat16 and float32",
+        ),
+    ],
+    ids=["a name", "another name", "tokens", "images", "precisions"],
+)
+def test_what_may_be_the_matter_is_said(model: nn.Module, sample: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"model: it cannot process an input of shape .*{sentence}"):
+        Task(model).activations(sample)
 
 
 # -- dropout --------------------------------------------------------------------------------------------------

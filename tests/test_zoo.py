@@ -47,3 +47,36 @@ def test_frozen_parameters_exist_once(threads: int) -> None:
     assert len(modules) == 1 + threads
     assert {module[1].weight.data_ptr() for module in modules} == {base.weight.data_ptr()}  # type: ignore[index]
     assert len({module[0].weight.data_ptr() for module in modules}) == 1 + threads  # type: ignore[index]
+
+
+class Quantised(torch.nn.Module):
+    """Weights that are not trained, as whole numbers; beside them what does change in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.arange(20, dtype=torch.int8).view(4, 5))
+        self.register_buffer("scale", torch.ones(4))
+        self.norm, self.head = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
+        self.dropout = torch.nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.get_buffer("weight").to(x.dtype) * self.get_buffer("scale")[:, None]
+        seen: torch.Tensor = self.head(self.dropout(self.norm(x @ weight.mT)))
+        return seen
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_buffers_that_no_pass_changes_exist_once(precision: str) -> None:
+    """For all threads; the module given, and the task it is given to, keep theirs."""
+    model, plan = Quantised(), turnout.Plan(engine="sequential", threads=3, precision=precision).resolve()
+    task = turnout.Task(model, batchnorm="averaged")
+    cohort = Cohort(task, torch.randn(12, 5), torch.arange(12) % 3, plan)
+    modules = [cohort.task.module, *(single.module for single in cohort._single)]
+
+    def places(name: str) -> set[int]:
+        return {module.get_buffer(name).data_ptr() for module in modules}
+
+    assert [len(places(name)) for name in ("weight", "scale")] == [1, 1]
+    assert [len(places(f"norm.{name}")) for name in ("running_mean", "running_var", "num_batches_tracked")] == [4] * 3
+    assert model.get_buffer("weight").data_ptr() not in places("weight")
+    assert task.module.get_buffer("weight").data_ptr() not in places("weight")

@@ -229,6 +229,63 @@ def test_a_scalar_loss_that_is_a_mean_is_that_of_each_sample() -> None:
     assert results[0].measures["train_loss"] == pytest.approx(results[1].measures["train_loss"])
 
 
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("more", [{"hidden": None}, {"layers": 2}, {"name": "scores", "others": (None, 1)}])
+def test_what_is_no_tensor_in_outputs_couples_nothing(more: dict[str, Any], engine: str) -> None:
+    def mean(outputs: Any, targets: Tensor) -> Tensor:
+        assert all(outputs[name] == value for name, value in more.items())
+        return F.cross_entropy(outputs["scores"], targets)
+
+    made = cohort(lambda: Several(lambda y: {**more, "scores": y}), engine, loss=mean, metrics={})
+    assert (made.task.coupled, made.task.alone) == (frozenset(), "")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_cache_in_outputs_couples_nothing() -> None:
+    """That of a language model, as it comes."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    settings = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
+    tokens = torch.arange(60).view(10, 6) % 20
+
+    def mean(outputs: Any, targets: Tensor) -> Tensor:
+        assert outputs.past_key_values is not None
+        return F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
+
+    made = Cohort(Task(transformers.GPT2LMHeadModel(settings), mean), {"input_ids": tokens}, tokens, ONE)
+    assert made.path(LocalSGD(0.1), ()).name == "vmap"
+
+
+class Padded(nn.Module):
+    """A layer for sequences of different lengths, which has a form of its own in evaluation: rows of each length."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 8), nn.Linear(8, 3)
+        sizes: dict[str, Any] = {"dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+        self.both = nn.Transformer(8, 2, 1, 1, **sizes) if whole else None
+        self.encoder = None if whole else nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, **sizes), 1)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        x = self.one(x)
+        if self.both is not None:
+            seen = self.both(x, x, src_key_padding_mask=padding)
+        elif self.encoder is not None:
+            seen = self.encoder(x, src_key_padding_mask=padding)
+        mean: Tensor = self.two(seen.masked_fill(padding[..., None], 0).mean(1))
+        return mean
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("whole", [False, True], ids=["encoder", "transformer"])
+def test_a_mask_of_padding(whole: bool, engine: str) -> None:
+    inputs = {"x": torch.randn(12, 4, 5), "padding": torch.arange(4) >= 1 + torch.arange(12)[:, None] % 4}
+    made = Cohort(Task(Padded(whole)), inputs, torch.arange(12) % 3, Plan(engine=engine, threads=1))
+    assert made.task.alone == ""
+    assert made.task.layer_shapes["two"] == (3,)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_attention_without_dropout_is_the_same_on_every_engine() -> None:
     def model() -> nn.Module:

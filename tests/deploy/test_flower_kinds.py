@@ -107,6 +107,15 @@ def test_legacy_ways_to_lead(tmp_path: Path, server: str) -> None:
     assert again.jobs()["ended_at"].tolist() == result.jobs()["ended_at"].tolist()
 
 
+@pytest.mark.parametrize("way", ["legacy", "mixed"])
+def test_a_model_of_whole_numbers_that_is_averaged(tmp_path: Path, way: str) -> None:
+    """It is what the app makes of it, as soon as the app shows that."""
+    result = led(tmp_path, f"{way}:client", f"{way}:whole")
+    assert result.model.tolist() == pytest.approx([averaged()] * 3, abs=1e-12)
+    (values,) = result.state_dict().values()
+    assert values.dtype == torch.float64 and values.equal(result.model)
+
+
 def test_server_fn_leads() -> None:
     """As under Turnout's own FedAvg, to the last bits."""
     result = simulate(settings(OLD))
@@ -157,6 +166,34 @@ def test_a_mistake_in_a_client(tmp_path: Path) -> None:
     assert "LookupError: no such column (failing.py:13, in answer)" in log
     assert log.count("Traceback (most recent call last)") == 2  # the client's, and what follows from it
     assert "total(grid.send_and_receive(messages))" in log
+
+
+@pytest.mark.parametrize(
+    ("server", "sentence"),
+    [
+        ("mistakes:no_key", r"its ServerApp fails \(KeyError: 'rounds' \(mistakes.py:\d+, in without_a_key\)\)"),
+        ("mistakes:nothing", "its server_fn returns NoneType; it must return ServerAppComponents"),
+        ("serving:app", "it calls start_server, which opens a network connection"),
+    ],
+)
+def test_a_mistake_in_a_server(tmp_path: Path, server: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=rf"flower\.app: {sentence}"):
+        led(tmp_path, "legacy:client", server)
+
+
+def test_a_mistake_in_a_server_that_need_not_lead(tmp_path: Path) -> None:
+    world = settings(kind(tmp_path, "legacy:client", "mistakes:no_key"), algorithm={"name": "fedavg"})
+    with pytest.raises(UserError, match=r"its server_fn fails \(KeyError: 'rounds'"):
+        simulate(world)
+
+
+def test_who_leaves_the_process_leaves_the_run(tmp_path: Path) -> None:
+    """A ServerApp that ends so has ended; a client has failed."""
+    ended = led(tmp_path, "legacy:client", "mistakes:leaving")
+    assert (ended.server.stopped, ended.nobody_heard) == ("the app has ended", True)
+    with pytest.raises(UserError, match=r"its ServerApp fails \(.*in total\)"):  # nobody answers it
+        led(tmp_path, "mistakes:client", "failing:server", folder=tmp_path / "run")
+    assert "it leaves the process by sys.exit(0)" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_question_before_the_strategy(tmp_path: Path) -> None:

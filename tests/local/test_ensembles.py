@@ -180,7 +180,11 @@ def test_one_sentence() -> None:
     def shapeless(_arrays: Arrays, inputs: Any, _targets: Any, _key: Any) -> Any:
         return {"trees": np.zeros((1, NODES + 1, 5))}, len(inputs)
 
+    def ragged(_arrays: Arrays, inputs: Any, _targets: Any, _key: Any) -> Any:
+        return {"trees": [[[1.0, 2.0], [3.0]]]}, len(inputs)
+
     for function, sentence in (
+        (ragged, "ragged at client 4 returned 'trees', which is no array"),
         (many, "many at client 4 returned 2 members, and a job adds 1"),
         (shapeless, r"'trees' of shape \(1, 8, 5\); it must have shape \(1, 7, 5\)"),
     ):

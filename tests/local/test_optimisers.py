@@ -161,6 +161,52 @@ def test_each_is_that_of_torch(name: str, engine: str, threads: int, precision: 
         torch.testing.assert_close(found[client], expected, rtol=0, atol=EXACT[precision])
 
 
+class Partly(nn.Module):
+    """A layer that learns, one that is detached, one that nobody calls, and one that only large inputs reach."""
+
+    def __init__(self, largest: float = math.inf) -> None:
+        super().__init__()
+        self.one, self.detached, self.unused, self.rare = (nn.Linear(5, 3) for _ in range(4))
+        self.largest = largest
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: Tensor = self.one(x) + self.detached(x).detach()
+        return seen if self.largest == math.inf or float(x.detach().max()) < self.largest else seen + self.rare(x)
+
+
+def check_partly(largest: float, options: Named, stepper: Callable[[Any, float], torch.optim.Optimizer]) -> Tensor:
+    """Compare with torch.optim; `[8, P]` what became of the model."""
+    engine = "vectorised" if largest == math.inf else "auto"  # who looks at numbers cannot be mapped
+    task = Task(lambda: Partly(largest), seed=3)
+    server = simulation(FedAvg(local()), plan=plan_of(engine, 1, "float64"), task=task)
+    names = {name for name, _ in server.task.module.named_parameters()}
+    assert server.task.idle == {name for name in names if not name.startswith("one")}
+    found = ends(server, local(lr=LR, **options), list(range(8)))
+    for client in range(8):
+        expected = trained(server, client, 0, server.model, local(**options), lambda p: stepper(p, LR), {})
+        torch.testing.assert_close(found[client], expected, rtol=0, atol=1e-12)
+    return found - server.model
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adam decay", "adamw", "adagrad", "rmsprop centred"])
+def test_what_gets_no_gradient_does_not_decay(name: str) -> None:
+    """Nor does torch.optim touch it."""
+    moved = check_partly(math.inf, *KINDS[name])
+    assert moved[:, :18].all() and not moved[:, 18:].any()
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "stepper"),
+    [
+        (SGD(), lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.1)),
+        (Adagrad(), lambda p, lr: torch.optim.Adagrad(p, lr, weight_decay=0.1)),
+    ],
+)
+def test_what_some_batches_reach_decays_in_their_steps(optimiser: Optimiser, stepper: Any) -> None:
+    moved = check_partly(2.2, {"optimiser": optimiser, "weight_decay": 0.1}, stepper)
+    assert moved[:, -18:].any() and not moved[:, -18:].any(1).all()
+
+
 @pytest.mark.parametrize("precision", EXACT)
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("sgd", "adam without means")])

@@ -218,6 +218,9 @@ MISTAKES: list[tuple[Any, str]] = [
     (returning(np.full((3, 5), "a")), "made at client 4 returned 'coef' of <U1; it must hold real numbers"),
     (returning(np.zeros((3, 5)), 99), "says that it used 99 samples; it was given 25"),
     (returning(np.zeros((3, 5)), 1.5), "says that it used 1.5 samples"),
+    (returning(np.zeros((3, 5)), True), "says that it used True samples"),
+    (returning(np.zeros((3, 5)), np.True_), r"says that it used (np\.)?True_? samples"),
+    (returning([[1, 2], [3]]), "made at client 4 returned 'coef', which is no array: setting an array element"),
     (lambda arrays, *_: arrays, r"client 4 returned dict; it must return \(arrays, samples\)"),
     (lambda arrays, x, *_: ({"coef": arrays["coef"]}, len(x)), "returned coef in the place of a dict of the arrays"),
     (lambda *_: 1 / 0, "client 4 failed: ZeroDivisionError: division by zero"),
@@ -261,11 +264,15 @@ def test_what_needs_gradients_is_refused() -> None:
 
 
 def test_what_a_task_is_made_of_is_checked() -> None:
-    for initial, sentence in (
+    mistakes: list[tuple[Any, str]] = [
         ({"coef": np.zeros(3, int)}, "'coef' is of int64; give floating-point numbers"),
         ({"coef": np.full(3, np.inf)}, "'coef' with NaN or infinity"),
         ({"forward": np.zeros(3)}, "cannot be called 'forward'"),
-    ):
+        ({"predict": np.zeros(3)}, "cannot be called 'predict'"),
+        ({3: np.zeros(3)}, "cannot be called 3"),
+        ({"coef": [[1.0, 2.0], [3.0]]}, "there is 'coef', which is no array"),
+    ]
+    for initial, sentence in mistakes:
         with pytest.raises(UserError, match=sentence):
             ArrayTask(initial, scores)
 
@@ -274,3 +281,16 @@ def test_what_a_task_is_made_of_is_checked() -> None:
 
     with pytest.raises(UserError, match=r"task\.predict: broken failed: RuntimeError: no such thing"):
         turnout.simulate(ArrayTask({"coef": np.zeros(3)}, broken), population(), FULL, 1)
+
+
+def test_an_array_may_be_called_as_that_of_an_ensemble() -> None:
+    """Whatever it holds, it is one array of several."""
+    initial = {"there": np.zeros((3, 5)), "intercept": np.zeros(3)}
+    task = ArrayTask(initial, lambda arrays, inputs: inputs @ arrays["there"].T + arrays["intercept"])
+
+    def fit(arrays: Arrays, inputs: Any, _targets: Any, _key: Any) -> Answer:
+        return {name: array + 1 for name, array in arrays.items()}, len(inputs)
+
+    result = turnout.simulate(task, population(), turnout.FedAvg(PythonWork(fit), turnout.Full()), 2)
+    for name, array in task.arrays(result.model).items():
+        np.testing.assert_allclose(array, np.full(initial[name].shape, 2.0), rtol=1e-6)

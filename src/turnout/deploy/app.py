@@ -14,7 +14,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from turnout.deploy.flower_parts import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
+from turnout.deploy.older_ways import NETWORK, standing_in
 from turnout.deploy.screen import RejectedError, Rejection, require
 from turnout.deploy.wire import decode
 from turnout.local.sgd import Named
@@ -127,10 +128,15 @@ def _make_importable(folder: Path) -> None:
 def _part(reference: str, kind: type[Part]) -> Part:
     module, _, attribute = reference.partition(":")
     try:
-        part: Any = importlib.import_module(module)
+        with ExitStack() as stack:
+            for value, name, owners in NETWORK:
+                stack.enter_context(standing_in(value, name, *owners))
+            part: Any = importlib.import_module(module)
         for name in attribute.split("."):
             part = getattr(part, name)
-    except Exception as error:
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
         raise UserError(f"flower.app: {reference} cannot be imported ({why(error)})") from error
     if not isinstance(part, kind):
         raise UserError(f"flower.app: {reference} is a {type(part).__name__}, not a {kind.__name__}")
@@ -175,6 +181,8 @@ class Clients:
         try:
             with seeded(key), torch.enable_grad():
                 reply = self.app.client(message, context)
+        except SystemExit as error:
+            raise RuntimeError(f"it leaves the process by sys.exit({error.code!r})") from error
         finally:
             self.working = False
         if not isinstance(reply, Message):
@@ -255,6 +263,12 @@ class Arrays(Layout):
             numbers[place] = self._decoded(record[name], dtype, shape, header)
         require(bool(np.isfinite(numbers).all()), Rejection.NOT_FINITE)
         return torch.from_numpy(numbers)
+
+    def rounds(self, record: ArrayRecord) -> bool:
+        """Say whether this is a model of whole numbers alone, and the same arrays now hold others."""
+        if any(dtype.kind == "f" for dtype in self.dtypes):  # what is whole among those, as a counter, stays so
+            return False
+        return any(numbers_in(record[name]).dtype.kind == "f" for name in self.names)
 
     @staticmethod
     def _decoded(array: Array, dtype: np.dtype[Any], shape: torch.Size, header: bytes) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from turnout.deploy.app import RUN_ID
 from turnout.deploy.flower_parts import Run, strategy_utils
-from turnout.deploy.older_ways import Stand, in_virtual_time
+from turnout.deploy.older_ways import NETWORK, Stand, in_virtual_time, standing_in
 
 _EPOCH = 1.7e9  # seconds: when every run begins, for an app that reads the clock
 _CLOCKS = ("time", "monotonic", "perf_counter")
@@ -62,7 +62,7 @@ class AppGrid(Grid):
     def in_charge(self, folder: Path) -> Iterator[None]:
         """While the ServerApp of a folder runs: whatever it waits for, it waits on the clock of this grid."""
         with ExitStack() as stack:
-            for value, name, owners in [*self._clocks(folder), *in_virtual_time(self)]:
+            for value, name, owners in [*self._clocks(folder), *in_virtual_time(self), *NETWORK]:
                 stack.enter_context(standing_in(value, name, *owners))
             yield
 
@@ -95,19 +95,6 @@ class AppGrid(Grid):
 
 def _is_in(folder: Path, file: str | None) -> bool:
     return file is not None and file.startswith(f"{folder}/")
-
-
-@contextmanager
-def standing_in(value: Any, name: str, *owners: Any) -> Iterator[None]:
-    """Let a value stand in for what owners, which have the same, call by that name."""
-    before = getattr(owners[0], name)
-    for owner in owners:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner in owners:
-            setattr(owner, name, before)
 
 
 @contextmanager

@@ -13,16 +13,47 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import flwr.client
+import flwr.server
 from flwr.app import Message
 from flwr.server.client_manager import SimpleClientManager
 from flwr.serverapp import Grid
 
+from turnout.core.errors import UserError
 from turnout.deploy.flower_parts import app_utils, default_workflows, old_app, old_server
 
 _POLL = 1.0  # seconds between two looks for who is there
 
 Event = threading.Event
 Stand = tuple[Any, str, tuple[Any, ...]]  # a value, and by which name who calls it
+
+
+@contextmanager
+def standing_in(value: Any, name: str, *owners: Any) -> Iterator[None]:
+    """Let a value stand in for what owners, which have the same, call by that name."""
+    before = getattr(owners[0], name)
+    for owner in owners:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner in owners:
+            setattr(owner, name, before)
+
+
+def _refused(name: str) -> Stand:
+    """Make what stands in for a function that would open a connection and wait for others."""
+
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise UserError(
+            f"flower.app: it calls {name}, which opens a network connection; let it make a ServerApp and a ClientApp, "
+            "which are run here"
+        )
+
+    return refuse, name, (flwr.server if name == "start_server" else flwr.client,)
+
+
+NETWORK = [_refused(name) for name in ("start_server", "start_client", "start_numpy_client")]
 
 
 class _Heard(BaseException):

@@ -7,11 +7,12 @@ to lead by itself may begin in any other way; then nothing is known beforehand.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.server import ServerAppComponents
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as OldFedAvg
@@ -19,8 +20,9 @@ from flwr.server.strategy import FedAvg as OldFedAvg
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.deploy.app import App, Arrays, Clients, layout_of, model_in, seeded, why
-from turnout.deploy.app_grid import AppGrid, Ended, quiet, standing_in
+from turnout.deploy.app_grid import AppGrid, Ended, quiet
 from turnout.deploy.flower_parts import ErrorCode, GetParametersIns, MessageTypeLegacy, old_style
+from turnout.deploy.older_ways import standing_in
 
 _MOST_SLEEPS = 1000
 
@@ -146,7 +148,7 @@ def _of_main(app: App, clients: int, leads: bool) -> Opening:
     except (Ended, UserError) as error:
         if isinstance(error, UserError) and listener.train is None:
             raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if listener.train is None:  # else it does not bear that nobody answers
             raise _NoOpeningError(
                 f"flower.app: its ServerApp fails before it sends a model ({why(error, app.folder)})"
@@ -188,7 +190,7 @@ def _of_strategy(app: App, clients: Clients) -> Opening:
     parts: Any = app.server
     strategy, server = parts._strategy, parts._server
     if parts._server_fn is not None:
-        given = parts._server_fn(app.context(0))
+        given = _given_by(parts._server_fn, app)
         strategy, server = given.strategy, given.server
     strategy = (
         copy.deepcopy(strategy or (server and server.strategy)) or OldFedAvg()
@@ -213,6 +215,17 @@ def _of_strategy(app: App, clients: Clients) -> Opening:
         return Opening(train, old_style.evaluateins_to_recorddict(evaluate[0][1], keep_input=True))
     same = ((name.replace("fitins", "evaluateins"), record) for name, record in train.items())
     return Opening(train, RecordDict(dict(same)))
+
+
+def _given_by(server_fn: Callable[[Context], Any], app: App) -> ServerAppComponents:
+    """Call the function that makes a strategy or a server."""
+    try:
+        given = server_fn(app.context(0))
+    except (Exception, SystemExit) as error:
+        raise _NoOpeningError(f"flower.app: its server_fn fails ({why(error, app.folder)})") from error
+    if not isinstance(given, ServerAppComponents):
+        raise UserError(f"flower.app: its server_fn returns {type(given).__name__}; it must return ServerAppComponents")
+    return given
 
 
 def _asked_of_a_client(clients: Clients) -> Any:

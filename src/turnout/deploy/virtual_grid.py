@@ -6,7 +6,8 @@ ends when the app sends something to train with after replies to such messages h
 them is its own affair, so the audit counts who was used, not with which weight. An app that trains nothing is a single
 round.
 
-The model is what every message of a sending holds alike; it may have another form each time.
+The model is what every message of a sending holds alike; it may have another form each time, and where it was of whole
+numbers it may no longer be.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from torch import Tensor
 from turnout.clients.online import OnlineSet
 from turnout.core.errors import UserError
 from turnout.deploy.app import layout_of, model_in
-from turnout.deploy.app_grid import AppGrid, Ended, standing_in
+from turnout.deploy.app_grid import AppGrid, Ended
 from turnout.deploy.flower_parts import ErrorCode, old_server, old_style
+from turnout.deploy.older_ways import standing_in
 from turnout.deploy.screen import RejectedError
 from turnout.deploy.virtual import AppWork
 from turnout.local.sgd import LocalSGD
@@ -292,7 +294,7 @@ class VirtualGrid(AppGrid):
         record = model_in(messages[0].content)
         vector = self._vector(record)
         asks = messages[0].metadata.message_type.startswith((MessageType.TRAIN, MessageType.EVALUATE))
-        if record is None or vector is not None or not asks:
+        if record is None or not asks or (vector is not None and not self.server.arrays.rounds(record)):
             return vector
         layout = layout_of(record)
         if layout is None or any(model_in(message.content) != record for message in messages[1:]):

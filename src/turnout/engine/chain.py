@@ -191,7 +191,8 @@ class Chain:
         rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
         missed = None
         if self._plain_entropy and targets.shape == weights.shape:
-            missed = weights.new_zeros(*targets.shape, self.outputs).scatter_(-1, targets[..., None], -1)
+            classes = targets[..., None].long()  # as it is, but for classes that are False and True
+            missed = weights.new_zeros(*targets.shape, self.outputs).scatter_(-1, classes, -1)
         return Aim(targets, weights * rate, missed)
 
     def step(self, layers: Named, factored: dict[str, Factored], inputs: Tensor, aim: Aim, key: Tensor) -> None:

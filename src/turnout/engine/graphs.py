@@ -177,7 +177,7 @@ class GraphedSGD(PlainSGD):
         if self.chain is None or not self.chain.logistic or type(self.task) is not Task:
             return False
         lies_well = self.targets.ndim == 1 and self.inputs.is_contiguous() and self.targets.is_contiguous()
-        if not lies_well or not self._on_cuda or not HAS_TRITON:
+        if not lies_well or self.targets.dtype == torch.bool or not self._on_cuda or not HAS_TRITON:
             return False
         from turnout.engine import logistic
 

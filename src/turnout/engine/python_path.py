@@ -95,7 +95,7 @@ class Caller:
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise UserError(f"{what} returned {type(answer).__name__}; it must return (arrays, samples)")
         arrays, used = answer
-        if not isinstance(used, int | np.integer) or not 0 <= used <= count:
+        if not isinstance(used, int | np.integer) or isinstance(used, bool) or not 0 <= used <= count:
             raise UserError(f"{what} says that it used {used!r} samples; it was given {count}")
         if isinstance(task, EnsembleTask):  # members count whole
             return task.added(f"{what} returned", arrays, int(jobs.options["place"][row]))

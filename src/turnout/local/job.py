@@ -16,7 +16,7 @@ from turnout.core.errors import UserError
 from turnout.local import transforms
 from turnout.local.exchange import NORMS, count_numbers
 from turnout.local.modifiers import Kept, Modifier, Slope
-from turnout.local.optimisers import State
+from turnout.local.optimisers import State, used
 from turnout.local.sgd import Batch, Carry, ClientData, LocalSGD, Named
 from turnout.task import norms
 from turnout.task.norms import Tail
@@ -41,6 +41,8 @@ def advance(work: LocalSGD, task: Task, params: Tensor, carry: Carry, batch: Bat
     """Take one step; modifiers change every gradient that the work takes, and then what came of it."""
     if work.paces:
         work = work.at_step(batch.number, work.job_steps)
+    if task.idle and used(work.weight_decay):
+        work = work.bind({"decaying": partial(_decaying, task)})
     if not (active := work.active):
         params, carry = work.step(task, params, carry, batch)
         return task.settled(params), carry
@@ -187,6 +189,15 @@ def _state_kept(work: LocalSGD, params: Tensor, carry: Carry) -> Named:
         )
     leaves = {f"optimiser.{number}": leaf for number, leaf in enumerate(tree_leaves(found))}
     return leaves | {"optimiser.begun": params.new_ones(())}
+
+
+def _decaying(task: Task, gradient: Tensor) -> Tensor:
+    """Make `[P]` 1 where weights decay: not those of a parameter without a gradient, which torch.optim leaves alone."""
+    decays = torch.ones_like(gradient)
+    moves, steps = task.layers(decays), task.layers(gradient)
+    for name in task.idle:  # of the samples that were tried: others may reach it
+        moves[name].mul_((steps[name] != 0).any())
+    return decays
 
 
 def _modified(work: LocalSGD, modifiers: tuple[Modifier, ...], kept: tuple[Kept, ...], asked: list[Tensor]) -> LocalSGD:

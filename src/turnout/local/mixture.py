@@ -131,6 +131,7 @@ class MixtureTask(Task):
             raise UserError(f"algorithm: a mixture weighs the losses of single samples, and {one.alone}")
         self.loss, self.metrics, self.layer_shapes = one.loss, one.metrics, one.layer_shapes
         self.coupled, self.alone, self.draws, self.recomputes = one.coupled, one.alone, one.draws, one.recomputes
+        self.idle = one.idle
         return total
 
     @property

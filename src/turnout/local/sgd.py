@@ -126,6 +126,7 @@ class LocalSGD(Exchange):
     trains: ClassVar[bool] = True  # whether what a client keeps of its model follows from it
     version: ClassVar[float] = 0  # of the model received, where the engine says it
     job_steps: ClassVar[float] = 0  # of a job under way, which `paces` go by: the engine says
+    decaying: ClassVar[Any] = None  # of a gradient `[P]` where weights decay, 1 or 0; None: everywhere
 
     lr: Finite  # learning rate
     epochs: _Length = 1  # passes over the samples
@@ -366,9 +367,11 @@ class LocalSGD(Exchange):
         """Take one step as torch.optim does: clip, decay, and what the optimiser makes of it."""
         if self.clip_norm is not None:
             gradient = gradient * (self.clip_norm / gradient.norm().clamp(min=self.clip_norm))
-        if used(self.weight_decay) and not self.stepper.decoupled:
-            gradient = gradient + self.weight_decay * params
-        return self.stepper.step(self, gradient, velocity, params)
+        decay, decaying = self.weight_decay, self.decaying
+        work = self if decaying is None else self.bind({"weight_decay": decay * decaying(gradient)})
+        if used(work.weight_decay) and not self.stepper.decoupled:
+            gradient = gradient + work.weight_decay * params
+        return self.stepper.step(work, gradient, velocity, params)
 
     def finish(
         self, task: Task, received: Tensor, params: Tensor, carry: Carry, state: Named, data: ClientData

@@ -7,7 +7,7 @@ Of an ensemble (`EnsembleTask`) members are added and none is ever averaged: the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,14 @@ def numpy_of(tree: Any) -> Any:
     return tree_map(lambda value: value.detach().cpu().numpy() if isinstance(value, Tensor) else value, tree)
 
 
+def _array_of(what: str, value: Any) -> NDArray[Any]:
+    """Make an array of what is given for one; lists of different lengths are none."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{what}, which is no array: {reason(error)}") from error
+
+
 def checked(what: str, arrays: Any, wanted: Mapping[str, tuple[int, ...]]) -> Arrays:
     """Check that these are arrays of finite numbers with those names and shapes."""
     if not isinstance(arrays, Mapping) or arrays.keys() != wanted.keys():
@@ -39,7 +47,7 @@ def checked(what: str, arrays: Any, wanted: Mapping[str, tuple[int, ...]]) -> Ar
         raise UserError(f"{what} {given} in the place of a dict of the arrays {', '.join(wanted)}")
     found = {}
     for name, shape in wanted.items():
-        array = np.asarray(arrays[name])
+        array = _array_of(f"{what} {name!r}", arrays[name])
         if array.dtype.kind not in "fiub":
             raise UserError(f"{what} {name!r} of {array.dtype}; it must hold real numbers")
         if array.shape != shape:
@@ -59,21 +67,21 @@ def difference(what: str, given: Arrays, returned: Any) -> NDArray[np.float64]:
 class _Predicting(nn.Module):
     """A module whose parameters are the arrays, and whose forward pass is the function."""
 
-    def __init__(self, arrays: Arrays, predict: Predict) -> None:
+    def __init__(self, arrays: Arrays, predict: Predict, there: str = "") -> None:
         super().__init__()
+        self.predict, self._marked_by = predict, there  # of an ensemble: the array that says which members there are
         for name, array in arrays.items():
             try:
                 self.register_parameter(name, nn.Parameter(torch.tensor(array, dtype=torch.float64)))
-            except KeyError as error:
+            except (KeyError, TypeError) as error:
                 raise UserError(f"task.initial: an array cannot be called {name!r}; choose another name") from error
-        self.predict = predict
 
     def arrays(self, named: Mapping[str, Tensor]) -> Arrays:
         """Make the arrays that functions are given, their own, of parameters by name."""
         found = {name: np.array(numpy_of(value)) for name, value in named.items()}
-        if _THERE not in found:
+        if not self._marked_by:
             return found
-        there = found.pop(_THERE) > 0.5
+        there = found.pop(self._marked_by) > 0.5
         return {name: array[there] for name, array in found.items()}
 
     def forward(self, inputs: Any) -> Tensor:
@@ -114,6 +122,7 @@ class ArrayTask(Task):
     """
 
     has_gradients = False
+    marks: ClassVar[str] = ""  # the array that says which members there are
 
     def __init__(
         self,
@@ -122,13 +131,13 @@ class ArrayTask(Task):
         loss: str | SampleFunction = "cross_entropy",
         metrics: Mapping[str, SampleFunction] | None = None,
     ) -> None:
-        arrays = {name: np.asarray(value) for name, value in initial.items()}
+        arrays = {name: _array_of(f"task.initial: there is {name!r}", value) for name, value in initial.items()}
         for name, array in arrays.items():
             if array.dtype.kind != "f":
                 raise UserError(f"task.initial: {name!r} is of {array.dtype}; give floating-point numbers")
         arrays = checked("task.initial: there is", arrays, {name: array.shape for name, array in arrays.items()})
         self.predict = predict
-        super().__init__(_Predicting(arrays, predict), loss, metrics)
+        super().__init__(_Predicting(arrays, predict, self.marks), loss, metrics)
 
     def examine(self, inputs: Tensor, targets: Tensor) -> int:
         total = super().examine(inputs, targets)
@@ -151,6 +160,8 @@ class EnsembleTask(ArrayTask):
     counts counts whole: bagging with any sampler, and boosting in turn with the sampler `cyclic`. There is room for
     `capacity` members, `a_job` for each job that begins, whatever becomes of it.
     """
+
+    marks: ClassVar[str] = _THERE
 
     def __init__(
         self,
@@ -189,7 +200,8 @@ class EnsembleTask(ArrayTask):
         """Make a difference `[P]`: the members that a client has returned where its job may add them."""
         wanted, added = {name: (0, *shape) for name, shape in self.member.items()}, 0
         if isinstance(returned, Mapping) and returned.keys() == wanted.keys():
-            added = len(np.atleast_1d(np.asarray(returned[next(iter(wanted))])))
+            first = next(iter(wanted))
+            added = len(np.atleast_1d(_array_of(f"{what} {first!r}", returned[first])))
         if added > self.a_job:
             raise UserError(f"{what} {added} members, and a job adds {self.a_job}; raise EnsembleTask(a_job=...)")
         found = checked(what, returned, {name: (added, *shape) for name, shape in self.member.items()})

@@ -148,6 +148,21 @@ def _takes(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> b
     return True
 
 
+def hint(module: nn.Module, inputs: Tree) -> str:
+    """Say why a dictionary was not given by names, where a model cannot process it."""
+    if not isinstance(inputs, Mapping):
+        return ""
+    try:
+        forward = inspect.signature(module.forward)
+        forward.bind(**inputs)
+    except TypeError as error:
+        takes = ", ".join(forward.parameters)
+        return f" (forward takes {takes}: {error}, and so it was given all entries as one)"
+    except ValueError:  # it says nothing of its arguments
+        pass
+    return ""
+
+
 def answer(outputs: Any) -> Any:
     """Pick the tensor that a loss compares with the targets out of what a model returns: the tensor itself; of a
     dictionary or a Hugging Face output its logits (or what is named likewise), else its first tensor; of a tuple or a

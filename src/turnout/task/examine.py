@@ -7,8 +7,8 @@ In training mode and in evaluation mode, from the initial model slightly moved:
   (`turnout.task.draws`), NumPy's or Python's;
 - no pass changes a buffer, or a parameter that is not trained;
 - it is noted whether the model draws by functions, whether it is called again for its gradient (checkpointing), which
-  measures look at the other samples of their batch, and whether clients can be computed together: one gradient of two
-  clients is tried.
+  parameters get none, which measures look at the other samples of their batch, and whether clients can be computed
+  together: one gradient of two clients is tried.
 
 What a model does only with other samples, or only later, is not seen.
 """
@@ -55,6 +55,7 @@ class Findings(NamedTuple):
     alone: str  # why clients are computed one after another; "": they need not be
     draws: bool  # whether the model's functions draw in training
     recomputes: bool  # whether parts of it are called again while gradients are computed
+    idle: frozenset[str] = frozenset()  # parameters that get no gradient
 
 
 @torch.no_grad()
@@ -91,6 +92,7 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
         outputs, seen = trees.at(outputs, repeated), trees.batch((), targets, rows, task.initial)[1]
     else:
         seen, couples = y, "the model's outputs have no row for each sample"
+    losses.check_counted(task.loss, seen)
     measures, coupled = dict[str, Measure](), set[str]()
     metrics = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics
     for name, measure in {"loss": task.loss, **metrics}.items():
@@ -106,9 +108,9 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
         return Findings(measures, frozenset(coupled), couples or alone, False, False)
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
-        recomputes = trial.recomputes()
+        recomputes, idle = trial.tried()
         alone = couples or alone or trial.cannot_map()
-    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes)
+    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle)
 
 
 def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str, str]:
@@ -171,7 +173,7 @@ def _passed(task: Task, params: Tensor, x: Tree, key: Tensor | None) -> Any:
         raise
     except Exception as error:
         mode, shape = "evaluation" if key is None else "training", trees.shapes_whole(x)
-        why = reason(error) + samples.hint(task.preparing, x)
+        why = task.why_not(error, x)
         raise UserError(f"model: it cannot process a batch of shape {shape} in {mode} mode: {why}") from error
 
 
@@ -294,12 +296,15 @@ def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Ten
 
 
 def _of_each(measure: Measure, outputs: Any, targets: Tree) -> Tensor:
-    """`[B]` of every sample as a batch of its own."""
+    """`[B]` of every sample as a batch of its own; what in the outputs is no tensor is the same for all."""
+    rows = trees.leaves(outputs)
 
-    def one(output: Any, target: Tree) -> Tensor:
-        return measure(trees.at(output, None), trees.at(target, None))
+    def one(row: list[Tensor], target: Tree) -> Tensor:
+        place = iter(row)
+        output = trees.map_leaves(lambda _: next(place)[None], outputs)
+        return measure(output, trees.at(target, None))
 
-    values: Tensor = vmap(one)(outputs, targets)
+    values: Tensor = vmap(one)(rows, targets)
     return values
 
 

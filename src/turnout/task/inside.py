@@ -20,7 +20,7 @@ def features_of(layer: nn.Module, output: Any) -> Tensor | None:
         return cast(Tensor, (state[0] if isinstance(state, tuple) else state)[-1])
     if isinstance(layer, LSTM):
         return cast(Tensor, output[:, -1])
-    return output if isinstance(output, Tensor) else None
+    return output if isinstance(output, Tensor) and not output.is_nested else None  # rows of one length
 
 
 def no_features(layer: str) -> UserError:

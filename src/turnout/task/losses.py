@@ -81,6 +81,11 @@ class Classes(Loss):
 
     def seen(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Give outputs with classes last, targets that all are classes, and which of these count; None: all do."""
+        if targets.is_floating_point():
+            raise ValueError(
+                "classes are whole numbers, and these targets are floating-point numbers; give integers, or "
+                "nn.CrossEntropyLoss() where they are shares of all classes"
+            )
         outputs, targets = classes_last(outputs, targets), targets.long()  # masks may be stored as uint8
         if targets.ndim == 1 and self.ignore is None:
             return outputs, targets, None
@@ -255,6 +260,17 @@ def moved(measure: SampleFunction, device: str | torch.device | None, dtype: tor
         return measure
     placed: SampleFunction = copy.deepcopy(measure).to(device=device, dtype=dtype)
     return placed
+
+
+def check_counted(measure: Any, targets: Tree) -> None:
+    """Raise where -100 among targets of one dimension would be a class: there nothing is left out by itself."""
+    if not isinstance(measure, Classes) or measure.ignore is not None or not isinstance(targets, Tensor):
+        return
+    if targets.ndim == 1 and bool((targets == IGNORED).any()):
+        raise UserError(
+            f"task.loss: of targets with one dimension all count, and some are {IGNORED}; say with "
+            f"{measure.section}.ignore={IGNORED} that these do not"
+        )
 
 
 def divides_by_what_counts(measure: Any, targets: Tree) -> bool:

@@ -257,5 +257,8 @@ def check_aligned(how: Sequence[Callable[..., Tree]], inputs: Tree, targets: Tre
 
 def hint(how: Parts, inputs: Tree) -> str:
     """Say what may be missing where a model cannot process samples."""
-    raw = not how and any(leaf.dtype == torch.uint8 for leaf in trees.leaves(inputs))
-    return " (samples are uint8; task.prepare=pixels makes numbers from 0 to 1 of them)" if raw else ""
+    bytes_of = [] if how else [leaf for leaf in trees.leaves(inputs) if leaf.dtype == torch.uint8]
+    if any(leaf.ndim > 2 for leaf in bytes_of):
+        return " (samples are uint8; task.prepare=pixels makes numbers from 0 to 1 of them)"
+    tokens = "tokens are stored in more bits, as int32; of pixels task.prepare=pixels makes numbers from 0 to 1"
+    return f" (samples are uint8 and stay so: {tokens})" if bytes_of else ""

@@ -19,7 +19,7 @@ from turnout.core.errors import UserError, reason
 from turnout.core.random import mix
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
-from turnout.task import losses, samples
+from turnout.task import calls, losses, samples
 from turnout.task import metrics as measuring
 from turnout.task.calls import Passes, Places, answer, invoke
 from turnout.task.draws import KeyedDraws
@@ -27,30 +27,8 @@ from turnout.task.dropout import KeyedDropout, key_dropout
 from turnout.task.examine import draws_nothing, examine, largest
 from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
+from turnout.task.making import built, copied
 from turnout.task.norms import BatchNorm, Buffers, Tail, chosen, laid_out, rest_on_one_value
-
-
-def _copied(
-    module: nn.Module, trained: Collection[str], device: str | torch.device | None, dtype: torch.dtype | None
-) -> nn.Module:
-    """Copy a module, on another device or in another precision. Parameters that are not trained are the same tensors in
-    every copy; those of another precision than what is trained keep theirs."""
-    own = {id(module.get_parameter(name)) for name in trained}
-    main = next((part.dtype for part in module.parameters() if id(part) in own), None)
-    memo: dict[int, Any] = {}
-    for part in [*module.parameters(), *module.buffers()]:
-        moved = part.detach().to(device=device, dtype=dtype if part.dtype == main else None)
-        frozen = isinstance(part, nn.Parameter) and id(part) not in own
-        if moved.data_ptr() == part.data_ptr() and not frozen:
-            moved = moved.clone()
-        elif moved.data_ptr() == part.data_ptr():
-            memo[id(part)] = part
-            continue
-        memo[id(part)] = nn.Parameter(moved, requires_grad=False) if isinstance(part, nn.Parameter) else moved
-    try:
-        return copy.deepcopy(module, memo)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"model: it cannot be copied, and every thread needs its own: {reason(error)}") from error
 
 
 class Task(Spelt):
@@ -75,6 +53,8 @@ class Task(Spelt):
     """
 
     coupled: frozenset[str] = frozenset()  # measures of which a sample's value depends on its batch; see `examine`
+    idle: frozenset[str] = frozenset()  # parameters that get no gradient; see `examine`
+    steady: frozenset[str] = frozenset()  # buffers that no pass changes, the same tensors in copies; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
@@ -98,15 +78,13 @@ class Task(Spelt):
         self._seed, self._seed_given = seed or 0, seed is not None
         if not isinstance(model, nn.Module):
             self._build = model
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._seed)
-                model = model()
+            model = built(model, self._seed)
         self._resting = [name for name, layer in model.named_modules() if model.training and not layer.training]
         self.batchnorm, self.buffers = chosen(model, batchnorm, self._resting), buffers
         self.tail, self.layout = laid_out(model, self.batchnorm, buffers, self._resting)
         if self.layout.size == 0:
             raise UserError("model: it has no parameters to train")
-        self.module = _copied(model, self._trained, None, None)
+        self.module = copied(model, self._trained, None, None)
         key_dropout(self.module.train())
         rest_on_one_value(self.module, () if self.tail is None else self.tail.norms)
         self._set_mode(True)
@@ -119,6 +97,7 @@ class Task(Spelt):
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in reversed(parameters.items())}
         self._tied = {name: first[id(parameter)] for name, parameter in parameters.items()}  # second names of a tensor
+        self._kinds = sorted({str(parameters[name].dtype).removeprefix("torch.") for name in self._trained})
         self.initial = self.layout.flatten(parameters | self._buffers_of(model))
         self.module.requires_grad_(False)
         self.layer_shapes: dict[str, tuple[int, ...]] = {}  # of one sample's `features`; known with the first sample
@@ -143,7 +122,7 @@ class Task(Spelt):
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Task:
         """The same task on another device or in another precision."""
         moved = copy.copy(self)
-        moved.module = _copied(self.module, self._trained, device, dtype)
+        moved.module = copied(self.module, self._trained, device, dtype, self.steady)
         moved.initial = self.initial.to(device=device, dtype=dtype)
         moved.loss = losses.moved(self.loss, device, dtype)
         moved.metrics = {name: losses.moved(metric, device, dtype) for name, metric in self.metrics.items()}
@@ -344,9 +323,10 @@ class Task(Spelt):
         with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
             sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
             total = self.activations(sample)
-        measures, self.coupled, self.alone, self.draws, self.recomputes = examine(self, inputs, targets)
+        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle = examine(self, inputs, targets)
         self.loss = measures.pop("loss")
         self.metrics = measures
+        self.steady = frozenset(name for name, _ in self.module.named_buffers()) - self.given
         return total
 
     @torch.no_grad()
@@ -368,13 +348,20 @@ class Task(Spelt):
         except UserError:
             raise
         except Exception as error:
-            why = reason(error) + samples.hint(self.preparing, sample)
+            why = self.why_not(error, sample)
             raise UserError(f"model: it cannot process an input of shape {trees.shapes(sample)}: {why}") from error
         finally:
             for hook in hooks:
                 hook.remove()
         self.layer_shapes = shapes
         return total
+
+    def why_not(self, error: Exception, inputs: Tree) -> str:
+        """Say why the model cannot process samples, and what may be the matter."""
+        why = reason(error) + samples.hint(self.preparing, inputs) + calls.hint(self.module, inputs)
+        kinds = " and ".join(self._kinds)
+        mixed = f" (all trained parameters get engine.precision, and those given are {kinds})"
+        return why + (mixed if len(self._kinds) > 1 else "")
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """A `state_dict` for the user's own module: the trained parameters and the module's constant buffers."""

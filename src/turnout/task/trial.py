@@ -42,8 +42,9 @@ class Trial:
             leaf = self.params.detach().requires_grad_()
             return torch.autograd.grad(self.objective(leaf, inputs, targets, key), leaf)[0]
 
-    def recomputes(self) -> bool:
-        """Say whether parts of the model are called again while its gradient is computed."""
+    def tried(self) -> tuple[bool, frozenset[str]]:
+        """Say whether parts of the model are called again while its gradient is computed, and name the parameters that
+        get none: `grad is None` in torch."""
         again = False
 
         def called(_layer: nn.Module, _inputs: object) -> None:
@@ -52,14 +53,24 @@ class Trial:
 
         hook = register_module_forward_pre_hook(called)
         try:
-            self.gradient(self.inputs, self.targets, self._keys[0])
+            idle = self._idle()
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"model: its gradient cannot be computed: {reason(error)}") from error
         finally:
             hook.remove()
-        return again
+        return again, idle
+
+    def _idle(self) -> frozenset[str]:
+        """Differentiate by each parameter, and name those on which the loss does not depend."""
+        with torch.enable_grad(), self.task.held():
+            leaves = {name: own.detach().requires_grad_() for name, own in self.task.layers(self.params).items()}
+            outputs = self.task.call(leaves, self.inputs, self._keys[0])
+            total = self.loss(outputs, self.targets).sum()
+            found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        unasked = {name for name, own in zip(leaves, found, strict=True) if own is None}
+        return frozenset(unasked.difference(self.task.layout.buffers))
 
     def draws(self) -> bool:
         """Say whether the model's functions draw in training."""

@@ -36,6 +36,9 @@ at_once = ServerApp(config=ServerConfig(num_rounds=2), strategy=FedAvg())
 begun = ServerApp(
     config=ServerConfig(num_rounds=2), strategy=FedAvg(initial_parameters=ndarrays_to_parameters([np.full(3, 2.0)]))
 )
+whole = ServerApp(
+    config=ServerConfig(num_rounds=2), strategy=FedAvg(initial_parameters=ndarrays_to_parameters([np.full(3, 2)]))
+)
 beginning = FedAvg(initial_parameters=ndarrays_to_parameters([np.full(3, 2.0)]))  # which is given away once
 
 

@@ -10,7 +10,8 @@ from flwr.clientapp.mod import arrays_size_mod
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-client, server, trial, threaded = ClientApp(mods=[arrays_size_mod]), ServerApp(), ServerApp(), ServerApp()
+client = ClientApp(mods=[arrays_size_mod])
+server, trial, threaded, whole = ServerApp(), ServerApp(), ServerApp(), ServerApp()
 
 
 def reply(message, partition, **records):
@@ -46,6 +47,12 @@ def main(grid, context):
     rounds = context.run_config["num-server-rounds"]
     FedAvg().start(grid=grid, initial_arrays=ArrayRecord([np.full(width, 2.0)]), num_rounds=rounds)
     sys.exit(0)
+
+
+@whole.main()
+def begin_with_whole_numbers(grid, context):
+    rounds = context.run_config["num-server-rounds"]
+    FedAvg().start(grid=grid, initial_arrays=ArrayRecord([np.full(3, 2)]), num_rounds=rounds)
 
 
 @trial.main()
