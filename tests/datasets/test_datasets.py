@@ -101,12 +101,12 @@ def test_numpy_numbers_are_options_too() -> None:
 
 @pytest.mark.parametrize("target", [np.int32, np.uint8, bool, np.float64])
 def test_numpy_arrays_are_samples_too(target: Any) -> None:
-    """They become float32 and int64, also views and read-only ones, and train to the bits of tensors."""
+    """They become float32 and int64, but for bytes, also views and read-only ones, and train to the bits of tensors."""
     inputs: Any = np.linspace(-1, 1, 120).reshape(5, 24).T[::-1]
     targets: Any = (inputs[:, :1] > 0).astype(target)
     inputs.setflags(write=False)
     dataset = Dataset("mine", inputs, targets, None, inputs, targets)
-    kind = torch.float32 if target is np.float64 else torch.int64
+    kind = {np.float64: torch.float32, np.uint8: torch.uint8}.get(target, torch.int64)
     assert (dataset.inputs.dtype, dataset.targets.dtype) == (torch.float32, kind)
     assert dataset.test_inputs is not None and dataset.test_inputs.equal(dataset.inputs)
     rows, task = Population.of(dataset, clients=3).train, Task(lambda: torch.nn.Linear(5, 1), "mse")

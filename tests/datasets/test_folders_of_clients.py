@@ -87,6 +87,41 @@ def test_parquet_by_folder_or_file_of_a_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "clients"),
+    [
+        (["client=3/part", "client=10/part"], ["client=10/part", "client=3/part"]),
+        (["north/part", "south/part", "south/rest"], ["north/part", "south/part", "south/rest"]),
+        (["client=3/a", "client=10/b"], ["b", "a"]),
+    ],
+)
+def test_a_parquet_file_a_client_has_a_name_of_its_own(files: list[str], clients: list[str], tmp_path: Path) -> None:
+    for number, name in enumerate(files):
+        parquet(tmp_path / f"{name}.parquet", x=[1.0 * number], y=[number % 2])
+    data = load("parquet", path=tmp_path, target="y", test_fraction=0.0)
+    assert data.groups is not None
+    named = [data.facts["clients"][group] for group in data.groups]  # type: ignore[index]
+    assert named == clients
+    assert data.facts["features"] == ["x"]
+
+
+def test_what_folders_of_parquet_say(tmp_path: Path, refused: Refused) -> None:
+    for name in ("a/client=01", "a/client=1", "b/who%20is=a%20b", "c/client=2"):
+        parquet(tmp_path / name / "part.parquet", x=[1.0], y=[0], **({"client": [2]} if "c/" in name else {}))
+
+    def read(folder: str, **options: Any) -> Any:
+        return load("parquet", path=tmp_path / folder, target="y", test_fraction=0.0, **options).facts
+
+    assert read("a", client="client")["clients"] == ["01", "1"]
+    assert read("b", client="who is")["clients"] == ["a b"]
+    assert read("c", client="client")["clients"] == [2]
+    assert read("c", inputs=["x", "client"])["features"] == ["x", "client"]
+    for value in ("3", "three"):
+        parquet(tmp_path / value / f"client={value}" / "part.parquet", x=[1.0], y=[0], client=[2])
+        with refused("dataset parquet", f"client={value}", "column client"):
+            read(value, client="client")
+
+
+@pytest.mark.parametrize(
     ("columns", "options", "words"),
     [
         ({"x": [1.0, None], "y": [0, 1]}, {}, ["column x", "missing"]),

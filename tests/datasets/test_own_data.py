@@ -84,7 +84,7 @@ def test_regression_and_tokens_and_words(tmp_path: Path) -> None:
         ({"targets": LABELS[:, None]}, ["targets", "[6, 1]"]),
         ({"targets": LABELS - 1}, ["from -1 to 2"]),
         ({"targets": LABELS + 0.5}, ["targets and test_targets do not match"]),
-        ({"test_inputs": np.ones((2, 3))}, ["inputs and test_inputs do not match", "[2, 3]"]),
+        ({"test_inputs": np.ones((2, 3))}, ["inputs and test_inputs do not match", "[2]", "[3]"]),
         ({"test_targets": LABELS[:1]}, ["2 test inputs", "1 targets"]),
         ({"test_targets": None}, ["go together"]),
         ({"groups": np.arange(5)}, ["groups", "[5]"]),

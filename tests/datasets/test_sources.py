@@ -42,19 +42,33 @@ class Column(list[Any]):
 class Table:
     """What Turnout uses of Hugging Face's `Dataset`."""
 
-    def __init__(self, columns: dict[str, Any], formatted: bool = False) -> None:
+    def __init__(self, columns: dict[str, Any], features: Any = None, formatted: bool = False) -> None:
         self.columns, self.formatted, self.column_names = columns, formatted, list(columns)
+        self.features = features
 
     def with_format(self, kind: str) -> Table:
         assert kind == "numpy"
-        return Table(self.columns, True)
+        return Table(self.columns, self.features, True)
 
     def __getitem__(self, name: str) -> Any:
         assert self.formatted
         values = self.columns[name]
-        if isinstance(values[0], list):
+        if len(values) and isinstance(values[0], list):
             return Column(np.array(value) for value in values)
         return np.array(values)
+
+
+class Held:
+    """What Turnout uses of pandas' Series and arrays: words are objects, and rows have names."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.values, object)
+
+    def to_numpy(self) -> Any:
+        return self.__array__()
 
 
 SOURCES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -68,6 +82,8 @@ SOURCES: dict[str, tuple[Any, dict[str, Any]]] = {
         Items([{"x": x, "y": y, "who": who} for x, y, who in zip(X, Y, WHO, strict=True)]),
         {"targets": "y", "clients": "who"},
     ),
+    "series": (Held(X.tolist()), {"targets": Held(Y), "clients": Held(WHO)}),
+    "objects": (X, {"targets": np.array(Y, object), "clients": np.array(WHO, object)}),
     "table": (Table({"x": X.tolist(), "y": Y, "who": WHO}), {"targets": "y", "clients": "who"}),
 }
 
@@ -115,6 +131,54 @@ def test_sequences_are_padded_and_masked() -> None:
     assert set(named.inputs) == {"tokens", "real"}
 
 
+@pytest.mark.parametrize("numbers", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("order", [1, -1])
+def test_sequences_of_different_lengths_keep_their_numbers(numbers: Any, order: int, refused: Refused) -> None:
+    samples = [numbers(part) for part in ([1, 2], [3.75])][::order]
+    data = Dataset.of(samples, [0, 1])
+    assert data.inputs["input_ids"].tolist() == [[1.0, 2.0], [3.75, 0.0]][::order]
+    both = Dataset.of([numbers(part) for part in ([1, 2], [3, 0.5])][::order], [0, 1])
+    assert both.inputs.tolist() == [[1.0, 2.0], [3.0, 0.5]][::order]
+    with refused("targets", "differ in length"):
+        Dataset.of([[1, 2], [3]], samples)
+    empty = Dataset.of([numbers(part) for part in ([1, 2], [])][::order], [[1], []])
+    assert empty.inputs["input_ids"].tolist() == [[1, 2], [0, 0]][::order]
+    assert (empty.inputs["input_ids"].dtype, empty.targets.tolist()) == (torch.int64, [[1], [-100]])
+
+
+def test_bytes_of_different_lengths_stay_bytes_and_their_targets_do_not() -> None:
+    parts = [np.array([1, 255], np.uint8), np.array([3], np.uint8)]
+    data = Dataset.of(parts, parts)
+    assert data.inputs["input_ids"].dtype == torch.uint8
+    assert data.targets.tolist() == [[1, 255], [3, -100]]
+    mixed = Dataset.of([torch.tensor([1]).to(torch.uint16), torch.tensor([70_000, 2])], [0, 1])
+    assert mixed.inputs["input_ids"].tolist() == [[1, 0], [70_000, 2]]
+
+
+def test_sequences_of_vectors_and_in_tuples_are_padded() -> None:
+    vectors = Dataset.of([np.ones((2, 3)), np.ones((1, 3))], [0, 1]).inputs
+    assert (vectors["input_ids"].shape, vectors["attention_mask"].tolist()) == ((2, 2, 3), [[1, 1], [1, 0]])
+    assert Dataset.of([((1, 2), 0), ((1, 2, 3), 1)]).inputs["input_ids"].tolist() == [[1, 2, 0], [1, 2, 3]]
+    assert [part.tolist() for part in Dataset.of([((1, 2), 0), ((3, 4), 1)]).inputs] == [[1, 3], [2, 4]]
+
+
+def test_a_test_set_of_sequences_is_padded_as_the_training_samples() -> None:
+    short, long = ([[5, 6], [8]], [[1, 2], [4]]), ([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 6]])
+    for one, other in ((short, long), (long, short)):
+        data = Dataset.of(*one, test=other)
+        parts = {len(one[0][1]): data.inputs, len(other[0][1]): data.test_inputs}
+        assert parts[1] is not None and parts[3] is not None
+        assert parts[1]["input_ids"].tolist() == [[5, 6, 0], [8, 0, 0]]
+        assert parts[1]["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0]]
+        assert parts[3]["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+        assert data.test_targets is not None
+        assert [4, -100, -100] in torch.cat([data.targets, data.test_targets]).tolist()
+    columns = {"a": [[5, 6], [8]], "b": [1.0, 2.0], "y": [0, 1]}
+    data = Dataset.of(Table(columns), "y", test=Table(columns | {"a": [[1, 2, 3], [4, 5, 6]]}))
+    assert data.test_inputs is not None
+    assert data.inputs["a"].shape == data.test_inputs["attention_mask"].shape == (2, 3)
+
+
 def test_columns_of_sequences_are_padded_and_masked_once() -> None:
     table = Table({"input_ids": [[5, 6], [8]], "labels": [[1, 2], [4]]})
     data = Dataset.of(table, "labels")
@@ -132,9 +196,73 @@ def test_samples_of_torchs_datasets_may_be_trees() -> None:
     assert data.num_classes is None
 
 
+class Feature:
+    """What Turnout uses of Hugging Face's features."""
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update(facts)
+
+
+NAMED = Feature(names=["a", "b", "c"])
+
+
+def test_tables_say_their_classes_and_which_arrays_are_bytes(refused: Refused) -> None:
+    columns = {"x": [[[1, 2]], [[3, 255]]], "y": [0, 1], "tags": [[0, 1], [1]]}
+    features = {"x": Feature(shape=(1, 2), dtype="uint8"), "y": NAMED, "tags": Feature(feature=NAMED)}
+    table = Table(columns, features)
+    data = Dataset.of(table, "y", inputs="x", test=table)
+    assert (data.num_classes, data.facts["classes"]) == (3, ["a", "b", "c"])
+    assert (data.inputs.dtype, data.inputs.tolist()) == (torch.uint8, columns["x"])
+    assert Dataset.of(table, "tags", inputs="x").num_classes == 3
+    with refused("classes should be 0 to 2", "to 5"):
+        Dataset.of(Table(columns | {"y": [0, 5]}, features), "y", inputs="x")
+    with refused("other names"):
+        Dataset.of(table, "y", inputs="x", test=Table(columns, features | {"y": Feature(names=["b", "a", "c"])}))
+
+
+def test_targets_may_be_words(refused: Refused) -> None:
+    for words in (["dog", "cat"], np.array(["dog", "cat"]), Held(["dog", "cat"])):
+        data = Dataset.of(X[:2], words, test=(X[:2], ["eel", "dog"]))
+        assert data.test_targets is not None
+        assert (data.targets.tolist(), data.test_targets.tolist()) == ([1, 0], [2, 1])
+        assert (data.num_classes, data.facts["classes"]) == (3, ["cat", "dog", "eel"])
+    with refused("words in training or in test samples alone"):
+        Dataset.of(X[:2], ["dog", "cat"], test=(X[:2], [0, 1]))
+
+
+def test_lists_of_numbers_are_arrays_in_trees_too() -> None:
+    data = Dataset.of((X.tolist(), {"x": X}), Y)
+    assert torch.equal(data.inputs[0], data.inputs[1]["x"])
+
+
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
+        ([np.zeros((4, 4, 3), "u1"), np.zeros((5, 4, 3), "u1")], {"targets": [0, 1]}, ["(5, 4, 3)", "one shape"]),
+        ([np.zeros((4, 4), "u1"), np.zeros((5, 4), "u1")], {"targets": [0, 1]}, ["(5, 4)", "one shape"]),
+        ([np.zeros((4, 2)), np.zeros((5, 3))], {"targets": [0, 1]}, ["(5, 3)", "one shape"]),
+        (np.zeros((0, 3)), {"targets": np.zeros(0, int)}, ["there are no samples"]),
+        (Table({"x": np.zeros(0), "y": np.zeros(0)}), {"targets": "y"}, ["there are no samples"]),
+        (Table({"x": [], "y": []}), {"targets": "y"}, ["there are no samples"]),
+        (X, {"targets": Y, "test": (X[:0], np.zeros(0, int))}, ["there are no test samples"]),
+        (5, {"targets": 3}, ["a row a sample"]),
+        (X, {"targets": np.array(3)}, ["targets", "a row a sample"]),
+        ([({"a": X[0]}, 0), ({"b": X[0]}, 1)], {}, ["the same parts", "['a']", "['b']"]),
+        ([({"a": X[0]}, 0), (X[0], 1)], {}, ["the same parts", "ndarray"]),
+        ([((X[0], X[0]), 0), ((X[0],), 1)], {}, ["the same parts", "1 to 2"]),
+        (torch.tensor(X).to_sparse(), {"targets": Y}, ["inputs", "sparse", "to_dense()"]),
+        ([torch.tensor(x).to_sparse() for x in X], {"targets": Y}, ["inputs", "sparse", "to_dense()"]),
+        (([[1, 2], [3]], X), {"targets": Y}, ["different lengths"]),
+        (([torch.ones(2)] * 90, X), {"targets": Y}, ["a row a sample", " ..."]),
+        (X, {"targets": ["a", 1, "a", "b", "a", "a"]}, ["targets", "words"]),
+        (X, {"targets": Y, "clients": ["a", 1, "a", "b", "a", "a"]}, ["integers or words", "mixture"]),
+        (X, {"targets": Y, "clients": Held([*WHO[:5], None])}, ["integers or words", "mixture"]),
+        (X, {"targets": Y, "test": (X[:, :1], Y)}, ["inputs and test_inputs do not match", "[2]", "[1]"]),
+        (X, {"targets": Y, "test": ((X, X), Y)}, ["inputs and test_inputs do not match"]),
+        ({"a": X}, {"targets": Y, "test": ({"b": X}, Y)}, ["inputs and test_inputs do not match", "'b'"]),
+        (X, {"targets": Y, "test": (X.astype(int), Y)}, ["inputs and test_inputs do not match", "whole"]),
+        (X, {"targets": Y, "test": (X, X)}, ["targets and test_targets do not match"]),
+        (X, {"targets": Y, "test": (X, [7] * 6), "num_classes": 3}, ["0 to 2", "to 7"]),
         (Items([(torch.ones(3, 4, 4), 0), (torch.ones(3, 5, 5), 1)]), {}, ["sample 1", "(3, 5, 5)", "one shape"]),
         (Items([torch.ones(2)]), {}, ["pairs (x, y)"]),
         (Items([]), {}, ["no samples"]),
@@ -201,9 +329,24 @@ def test_a_folder_of_arrays_may_stay_on_disk(tmp_path: Path, refused: Refused) -
         load("numpy_files", path=tmp_path, mapped=True)
 
 
-def test_images_in_memory_stay_bytes_and_other_whole_numbers_are_tokens() -> None:
-    assert Dataset.of(np.zeros((6, 4, 4), np.uint8), Y).inputs.dtype == torch.uint8
-    assert Dataset.of(np.zeros((6, 4), np.uint8), Y).inputs.dtype == torch.int64
+def test_bytes_in_memory_stay_bytes_and_other_whole_numbers_are_tokens() -> None:
+    for shape in ((6, 4, 4), (6, 4)):
+        assert Dataset.of(np.zeros(shape, np.uint8)[::-1], Y).inputs.dtype == torch.uint8
+        assert Dataset.of(list(np.zeros(shape, np.uint8)), Y).inputs.dtype == torch.uint8
+    assert Dataset.of(np.zeros((6, 4), np.uint16), Y).inputs.dtype == torch.int64
+    assert Dataset.of(X, np.array(Y, np.uint8)).targets.dtype == torch.int64
+
+
+def test_a_map_turned_round_is_copied_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    array = mapped(tmp_path / "x.npy", np.arange(24, dtype=np.uint8).reshape(6, 4))
+    assert Dataset.of(array[::-1], Y).inputs.tolist() == array[::-1].tolist()
+    fields = mapped(tmp_path / "y.npy", np.ones((6, 2), [("a", "u1"), ("b", "f4")]))
+    assert Dataset.of(fields["b"], Y).inputs.tolist() == [[1, 1]] * 6
+    monkeypatch.setattr(trees, "COPIED", 1 << 62)
+    with refused("inputs", "turned round", "copies all samples"):
+        Dataset.of(array[::-1], Y)
 
 
 class Net(torch.nn.Module):
@@ -234,6 +377,30 @@ def test_a_mapped_pool_trains_as_the_same_numbers_in_memory(engine: str, precisi
     one, two = results
     assert torch.equal(one.model, two.model)
     assert one.measures == two.measures
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32])
+def test_mapped_tokens_of_any_width_train_as_int64(kind: Any, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 9, (40, 3))
+    results = []
+    for x, y in ((mapped(tmp_path / "x.npy", tokens.astype(kind)),) * 2, (tokens, tokens)):
+        people = Population.of(Dataset.of(x, y), 4, seed=0)
+        task = Task(lambda: torch.nn.Embedding(9, 9), "cross_entropy", seed=0)
+        results.append(simulate(task, people, FedAvg(LocalSGD(0.1), Full()), rounds=2))
+    assert torch.equal(results[0].model, results[1].model)
+
+
+def test_a_class_that_the_model_does_not_know_is_found_before_training(refused: Refused) -> None:
+    people = Population.of(Dataset.of(X, Y, test=(X, [5] * 6)), 2)
+    with refused("central test set: task.loss", "outputs of shape (3,)"):
+        simulate(Task(lambda: torch.nn.Linear(2, 3)), people, FedAvg(LocalSGD(0.1), Full()), rounds=1)
+
+
+def test_a_dataset_has_no_more_classes_than_it_says(refused: Refused) -> None:
+    few, many = torch.arange(6) % 3, torch.arange(6)
+    for targets, tests, label in ((many, few, "training"), (few, many, "test")):
+        with refused("dataset d", label, "class 5", "0 to 2"):
+            Dataset("d", X, targets, 3, X, tests)
 
 
 def test_scanning_for_nan_goes_by_numbers_not_rows() -> None:

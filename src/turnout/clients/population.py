@@ -56,6 +56,11 @@ def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, see
     return joined
 
 
+def _edges(rows: NDArray[np.integer]) -> tuple[int, ...]:
+    """The lowest and the highest of some rows, if there are any."""
+    return (int(rows.min()), int(rows.max())) if len(rows) else ()
+
+
 @dataclass(frozen=True)
 class Dealt:
     """How a population was dealt by a seed that nobody gave: `again` deals it by another."""
@@ -111,6 +116,13 @@ class Population(Spelt):
             raise UserError("population: it has no clients")
         if len(empty):
             raise UserError(f"population: client {_some(empty)} has no training sample; choose another partition")
+        samples, given = trees.rows(self.inputs), trees.rows(self.targets)
+        if samples != given:
+            raise UserError(f"population: {samples} inputs but {given} targets")
+        for name, dealt in (("train", self.train), ("test", self.test), ("validation", self.validation)):
+            for row in () if dealt is None else _edges(dealt.values):
+                if not 0 <= row < samples:
+                    raise UserError(f"population.{name}: row {row} is not in the pool; allowed: 0 to {samples - 1}")
         for name, values in (("inputs", self.inputs), ("targets", self.targets)):
             if not trees.finite(values):
                 raise UserError(f"population: {name} contain NaN or infinity; clean the data first")

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from torch.utils import _pytree as pytree
 from turnout.core.errors import UserError
 
 LOOKED_AT = 1 << 24  # numbers
+
+LONGEST = 160  # letters of a description
+
+COMPARED = {torch.bool: torch.int8, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 COPIED = 8  # pools of more than one such part of the memory are not copied
 
@@ -153,9 +158,31 @@ def one_tensor(use: str, tree: Tree) -> Tensor:
     return tree
 
 
+def comparable(kind: torch.dtype) -> torch.dtype:
+    """Give numbers that torch compares and promotes in the place of those that it only stores."""
+    return COMPARED.get(kind, kind)
+
+
+def edges_of_rows(leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """`[n]` the smallest and the largest number of each row, looking at a part at a time."""
+    kind = comparable(leaf.dtype)
+    found = [torch.aminmax(part.reshape(len(part), -1).to(kind), dim=1) for part in _parts(leaf)]
+    return torch.cat([edges.min for edges in found]), torch.cat([edges.max for edges in found])
+
+
+def _parts(leaf: Tensor) -> tuple[Tensor, ...]:
+    """Cut a tensor into parts that may be looked at."""
+    return torch.split(leaf, max(1, LOOKED_AT // leaf[:1].numel()))
+
+
 def check_copy(use: str, *pools: Tree) -> None:
     """Raise where samples are too many to copy: those of a pool in a file should stay there."""
-    size, room = sum(map(whole_bytes, pools)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // COPIED
+    check_copied(use, sum(map(whole_bytes, pools)))
+
+
+def check_copied(use: str, size: int) -> None:
+    """Raise where samples of so many bytes are too many to copy."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // COPIED
     if size > room:
         raise UserError(
             f"{use} copies all samples, {size >> 20} MiB; allowed: at most a {COPIED}th of this machine's memory, "
@@ -172,8 +199,13 @@ def check_rows(what: str, tree: Tree) -> Tree:
     """Raise unless there is a tensor, and all have as many rows; gives the tree."""
     counts = {leaf.shape[0] if leaf.ndim else -1 for leaf in leaves(known(tree))}
     if not counts or len(counts) > 1 or -1 in counts:
-        raise UserError(f"{what}: a tree of tensors needs a row a sample in each, not shapes {shapes_whole(tree)}")
+        raise UserError(f"{what}: every tensor should have a row a sample, not shapes {brief(shapes_whole(tree))}")
     return tree
+
+
+def brief(tree: Any) -> str:
+    """Say the beginning of what may be long."""
+    return shorten(str(tree), LONGEST, placeholder=" ...")
 
 
 def shapes_whole(tree: Tree) -> Tree:
@@ -183,10 +215,5 @@ def shapes_whole(tree: Tree) -> Tree:
 
 def finite(tree: Tree) -> bool:
     """Say whether all numbers of a tree are finite, looking at a part at a time."""
-    parts = (
-        part
-        for leaf in leaves(tree)
-        if leaf.is_floating_point() and leaf.numel()
-        for part in torch.split(leaf, max(1, LOOKED_AT // leaf[:1].numel()))
-    )
+    parts = (part for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel() for part in _parts(leaf))
     return all(math.isfinite(float(part.sum())) or bool(torch.isfinite(part).all()) for part in parts)  # mostly no copy

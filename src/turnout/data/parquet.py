@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,8 @@ def load(
     test_fraction: Held = 0.2,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
-    """Columns of numbers, and of lists of one length of them, side by side. Folders named `column=value` are columns.
+    """Columns of numbers, and of lists of one length of them, side by side. Folders named `column=value` are columns,
+    which are features where `inputs` names them, or `client` another.
 
     The test set takes its share of every client. Facts: `features`, `classes`, and `clients` by number.
     """
@@ -39,8 +41,9 @@ def load(
     files = sorted(place.rglob("*.parquet")) if os.path.isdir(place) else [place]
     if not files or not os.path.isfile(files[0]):
         raise UserError(f"dataset parquet: path={place} is neither a Parquet file nor a folder of them")
-    columns, owners = _columns(place, files)
-    names = [name for name in columns if name not in (target, client)] if inputs is None else list(inputs)
+    columns, owners, said = _columns(place, files)
+    others = {target, client} if client else {target, *said}  # what folders say of a file says whose it is
+    names = [name for name in columns if name not in others] if inputs is None else list(inputs)
     for name in (target, *([client] if client else []), *names):
         if name not in columns:
             raise unknown("dataset parquet: column", name, columns)
@@ -65,36 +68,59 @@ def load(
     return table("parquet", x, targets, classes, normalise, test_fraction, seed, groups, facts)
 
 
-def _columns(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any]]:
-    """All files one after another, with what the names of their folders say, and of which file each row is."""
+def _columns(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any], set[str]]:
+    """All files one after another, with what the names of their folders say; of which file each row is, and the columns
+    that are names of folders."""
     read = require("parquet", "pyarrow.parquet", "pyarrow").ParquetFile
     parts: list[Columns] = []
     owners: list[NDArray[Any]] = []
+    said = dict[str, list[str]]()
+    stems = len({file.stem for file in files}) == len(files)
     for file in files:
         try:
             content = read(file).read()  # this file alone: what its folder is called is read here
         except Exception as error:  # which one depends on which byte is wrong
             raise UserError(f"dataset parquet: {file} is not a Parquet file that can be read") from error
         own = {name: _values(file, name, content.column(name)) for name in content.column_names}
-        if os.path.isdir(place):
-            folders = (part.split("=", 1) for part in file.relative_to(place).parts[:-1] if "=" in part)
-            own |= {name: np.full(content.num_rows, _number_or_word(value)) for name, value in folders}
+        for name, word in _folders(place, file):
+            _check_same(file, name, word, own.get(name))
+            said.setdefault(name, []).append(word)
+            own.setdefault(name, np.full(content.num_rows, word))
         if parts and own.keys() != parts[0].keys():
             odd = min(own.keys() ^ parts[0].keys())
             raise UserError(f"dataset parquet: {file} and {files[0]} differ: only one of them has the column {odd}")
         parts.append(own)
-        owners.append(np.full(content.num_rows, file.stem))
+        name = file.stem if stems else file.relative_to(place).with_suffix("").as_posix()
+        owners.append(np.full(content.num_rows, name))
     try:
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     except ValueError as error:
         raise UserError(f"dataset parquet: files in {place} have lists of different lengths in one column") from error
     if not len(owners) or not sum(map(len, owners)):
         raise UserError(f"dataset parquet: {place} holds no rows")
-    return whole, np.concatenate(owners)
+    for name, words in said.items():
+        if whole[name].dtype.kind == "U" and all(word.isdecimal() and str(int(word)) == word for word in words):
+            whole[name] = whole[name].astype(np.int64)
+    return whole, np.concatenate(owners), {*said}
 
 
-def _number_or_word(value: str) -> int | str:
-    return int(value) if value.isdecimal() else value
+def _folders(place: Path, file: Path) -> list[tuple[str, str]]:
+    """What the names of a file's folders say, decoded: columns and their values."""
+    folders = file.relative_to(place).parts[:-1] if os.path.isdir(place) else ()
+    pairs = (folder.split("=", 1) for folder in folders if "=" in folder)
+    return [(unquote(name), unquote(value)) for name, value in pairs]
+
+
+def _check_same(file: Path, name: str, word: str, column: NDArray[Any] | None) -> None:
+    """Raise where a folder says other than the column of its name."""
+    if column is None:
+        return
+    try:
+        same = column == float(word) if column.dtype.kind in "iuf" else column.astype(str) == word
+    except ValueError:
+        same = np.zeros(1, bool)
+    if not np.all(same):
+        raise UserError(f"dataset parquet: {file}: its folder says {name}={word}, but its column {name} says otherwise")
 
 
 def _values(file: Path, name: str, column: Any) -> NDArray[Any]:

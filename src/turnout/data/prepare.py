@@ -13,7 +13,7 @@ from torch import Tensor
 from turnout.core.allowed import Range
 from turnout.core.errors import UserError, check_room, unknown
 from turnout.core.random import FloatArray, IntArray, key, normal, permutation
-from turnout.data.dataset import Dataset
+from turnout.data.dataset import Dataset, plain
 
 Pixels = Literal["standard", "unit", "symmetric", "raw"]
 Scaling = Literal["standard", "minmax", "none"]
@@ -175,11 +175,6 @@ def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int 
     if not len(inputs):
         raise UserError(f"dataset {dataset}: there are no samples")
     test_inputs, test_targets = tensors.get("test_inputs"), tensors.get("test_targets")
-    if test_inputs is not None and test_targets is not None:
-        for name, one, other in (("inputs", inputs, test_inputs), ("targets", targets, test_targets)):
-            if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
-                shapes = f"{list(one.shape)} {one.dtype} and {list(other.shape)} {other.dtype}"
-                raise UserError(f"dataset {dataset}: {name} and test_{name} do not match: {shapes}")
     if targets.dtype == torch.int64:
         num_classes = classes_of(dataset, [part for part in (targets, test_targets) if part is not None], num_classes)
     elif num_classes is not None:
@@ -193,7 +188,7 @@ def from_arrays(dataset: str, arrays: Mapping[str, ArrayLike], num_classes: int 
 
 def _array(dataset: str, name: str, values: ArrayLike) -> NDArray[Any]:
     try:
-        return np.asarray(values)
+        return plain(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"dataset {dataset}: {name} is not an array with rows of one length") from error
 
@@ -215,7 +210,9 @@ def _tensor(dataset: str, name: str, values: ArrayLike) -> Tensor:
 
 
 def classes_of(dataset: str, targets: list[Tensor], given: int | None) -> int:
-    lowest, highest = (int(edge) for edge in torch.aminmax(torch.cat(targets)))
+    """Count classes, from 0, over all targets, or check those that are given."""
+    edges = [int(edge) for part in targets if len(part) for edge in torch.aminmax(part)]
+    lowest, highest = min(edges, default=0), max(edges, default=0)
     if lowest < 0 or (given is not None and highest >= given):
         allowed = f"0 to {given - 1}" if given else "0 upwards"
         raise UserError(f"dataset {dataset}: classes should be {allowed}, but they run from {lowest} to {highest}")
@@ -236,7 +233,8 @@ def groups_of(
         if name in arrays and part.shape != (count or 0,):
             raise UserError(f"dataset {dataset}: {name} should hold one id a sample, not shape {list(part.shape)}")
         if name in arrays and part.dtype.kind not in "iuU":
-            raise UserError(f"dataset {dataset}: {name} should be integers or words, not {part.dtype}")
+            found = "a mixture" if part.dtype == object else part.dtype
+            raise UserError(f"dataset {dataset}: {name} should be integers or words, not {found}")
         parts.append(part)
     ids, clients = numbered(parts[0])
     if "test_groups" not in arrays:

@@ -15,6 +15,7 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.core.trees import Tree
 from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
 from turnout.local.exchange import NORMS
+from turnout.task.examine import examine_test
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
@@ -32,6 +33,9 @@ def evaluators_of(server: Server) -> dict[str, Evaluator]:
         if panel is None
         else np.sort(random.subset(random.key(server.seed, "panel"), panel, population.size))
     )
+    if population.central is not None:
+        with server.cohort.on_device():
+            examine_test(server.task, *population.central)
     return evaluators(server.cohort, population, clients, server.evaluation.train)
 
 

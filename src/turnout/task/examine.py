@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from turnout.core import trees
-from turnout.core.errors import UserError, reason
+from turnout.core.errors import UserError, reason, renamed
 from turnout.core.trees import Tree
 from turnout.task import losses, samples
 from turnout.task.metrics import fitting
@@ -147,14 +147,26 @@ def _telling(targets: Tree, device: torch.device) -> Tensor:
     for leaf in trees.leaves(targets):
         flat = leaf.reshape(count, -1)
         if 0 < flat.shape[1] <= MEASURED:
-            flat = flat.to(torch.int8 if leaf.dtype == torch.bool else leaf.dtype)
+            flat = flat.to(trees.comparable(leaf.dtype))
             chosen += [end.to(device) for end in (flat.argmin(0), flat.argmax(0))]
         elif (
             flat.shape[1] and leaf.dtype != torch.bool
         ):  # of many, the smallest and the largest of all: a target that is to be ignored
-            chosen += [end.view(1).to(device) for end in (flat.amin(1).argmin(), flat.amax(1).argmax())]
+            smallest, biggest = trees.edges_of_rows(flat)
+            chosen += [end.view(1).to(device) for end in (smallest.argmin(), biggest.argmax())]
     rows: Tensor = torch.cat(chosen).unique()  # type: ignore[no-untyped-call]
     return rows if len(rows) > 1 else rows.repeat(2)
+
+
+@torch.no_grad()
+def examine_test(task: Task, inputs: Tree, targets: Tree) -> None:
+    """Refuse test samples that an examined task cannot be measured on: a class that its model does not know."""
+    rows = _telling(targets, task.initial.device)
+    x, y = trees.batch(inputs, targets, rows, task.initial)
+    with renamed({"": "central test set: "}):
+        outputs = _passed(task, task.initial, x, None)
+        for name, measure in {"loss": task.loss, **task.metrics}.items():
+            _measured("task.loss" if name == "loss" else f"task.metrics: {name}", measure, outputs, y)
 
 
 def largest(samples: Tree) -> Tree:
@@ -162,7 +174,7 @@ def largest(samples: Tree) -> Tree:
     numbers = torch.bool, torch.uint8
     whole = [leaf for leaf in trees.leaves(samples) if not leaf.is_floating_point() and leaf.dtype not in numbers]
     first = whole[0] if whole else None
-    place = 0 if first is None else int(first.reshape(len(first), -1).amax(1).argmax())
+    place = 0 if first is None else int(trees.edges_of_rows(first)[1].argmax())
     return trees.at(samples, slice(place, place + 1))
 
 
