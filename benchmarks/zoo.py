@@ -2,7 +2,8 @@
 
     python benchmarks/zoo.py                                 # on the CPU
     python benchmarks/zoo.py --device cuda --json
-    python benchmarks/zoo.py --only 'LoRA|BERT'
+    python benchmarks/zoo.py --only 'LoRA|BERT' --keep zoo.json    # rows that are kept there already are not run again
+    python benchmarks/zoo.py --table cpu.json cuda.json
 
 Two rounds of FedAvg over three clients of `zoo_rows.py`, with batches of two, and the same in a plain loop: the user's
 own module, `torch.optim.SGD`, the loss as torch has it, the same batches and draws. `float64` and `float32` are the
@@ -249,21 +250,59 @@ def right(found: dict[str, Any]) -> bool:
     return bool(found.get("bits")) and close["float64"] and (close["float32"] or bool(found["rough"]))
 
 
+def document(device: str, rows: dict[str, Any]) -> str:
+    """Write down results, and where they are from."""
+    return json.dumps({"torch": torch.__version__, "device": device, "rows": rows}, indent=1) + "\n"
+
+
+def kept(path: Path | None) -> dict[str, Any]:
+    """Read the results of a file, if it is there."""
+    return json.loads(path.read_text())["rows"] if path is not None and path.exists() else {}
+
+
+def table(documents: list[dict[str, Any]]) -> str:
+    """Lay out results as a table of Markdown: a row a model, columns for each device."""
+    head, rule, rows = ["model", "path, and why not another"], ["---", "---"], []
+    for each in documents:
+        head += [f"{each['device']}: {what}" for what in ("float64", "float32", "ms", "plain", "MiB")]
+        rule += ["---:"] * 5
+    for name, first in documents[0]["rows"].items():
+        cells = [name, first["path"].replace("|", "/")]
+        for found in (each["rows"].get(name, {}) for each in documents):
+            cells += figures(found) if "path" in found else [*"     "]
+        rows.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+def figures(found: dict[str, Any]) -> list[str]:
+    """What a table says of a row: a star where rounding grows, and what is not right in bold."""
+    differs = [f"{found[precision]:.0e}{' *' * (found[precision] > limit)}" for precision, limit in LIMITS.items()]
+    cells = [*differs, *(f"{found[name]:.0f}" for name in ("ms", "plain_ms", "peak_mib"))]
+    return cells if right(found) else [f"**{cell}**" for cell in cells]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the names of rows")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", type=Path, help="file of results, written after every row")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print a table of kept results")
     arguments = parser.parse_args()
-    rows, carried_out = {}, alone if arguments.device == "cpu" else attempt
+    if arguments.table:
+        print(table([json.loads(path.read_text()) for path in arguments.table]))
+        return 0
+    rows, carried_out = kept(arguments.keep), alone if arguments.device == "cpu" else attempt
     for name in [*ROWS, *zoo_python.ROWS]:
-        if re.search(arguments.only, name):
+        if re.search(arguments.only, name) and name not in rows:
             rows[name] = carried_out(name, arguments.device)
+            if arguments.keep:
+                arguments.keep.write_text(document(arguments.device, rows))
             if not arguments.json:
                 print(line(name, rows[name]), flush=True)
     wrong = [name for name, found in rows.items() if not right(found)]
     if arguments.json:
-        print(json.dumps({"torch": torch.__version__, "device": arguments.device, "rows": rows}, indent=1))
+        print(document(arguments.device, rows))
     print(
         f"{len(rows) - len(wrong)} of {len(rows)} rows right{'; not: ' if wrong else ''}{', '.join(wrong)}",
         file=sys.stderr,

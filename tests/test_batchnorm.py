@@ -9,7 +9,7 @@ import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -218,6 +218,27 @@ def test_o8_names_say_nothing(choice: str) -> None:
     runs = [result(net(choice, kind), clients, rounds=2, lr=0.1) for kind in (Net, Renamed)]
     torch.testing.assert_close(runs[0].model, runs[1].model, rtol=0, atol=0)
     assert same(runs[0].clients(), runs[1].clients())
+
+
+class Placed(nn.BatchNorm1d):
+    """Notes where its tensors begin when it is called in training."""
+
+    begins: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            found = (self.weight, self.bias, self.running_mean, self.running_var)
+            self.begins.extend(tensor.data_ptr() % 16 for tensor in found if tensor is not None)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("choice", ["averaged", "local"])
+def test_layers_find_tensors_that_begin_where_kernels_read(choice: str) -> None:
+    """cuDNN reads four numbers of a layer's at once, wherever they lie in the vector of a model."""
+    model = nn.Sequential(nn.Linear(1, 5), Placed(5), nn.Linear(5, 1))
+    Placed.begins.clear()
+    result(Task(model, squares, batchnorm=choice), people([1.0, 2.0, 3.0], [4.0, 6.0]), rounds=2)
+    assert len(Placed.begins) > 8 and set(Placed.begins) == {0}
 
 
 def test_o9_one_sample_leaves_the_statistics() -> None:

@@ -204,6 +204,7 @@ class Tail:
         self.choice = choice
         norms = {} if isinstance(choice, Frozen) else {n: x for n, x in running(model).items() if n not in resting}
         self.norms = list(norms)
+        self._affine = [_inside(name, part) for name, layer in norms.items() for part, _ in layer.named_parameters()]
         held = {_inside(name, own) for name in running(model) for own in ("running_mean", "running_var", _COUNTER)}
         given = [_inside(name, own) for name, layer in norms.items() for own in layer._buffers]
         loose = {_inside(name, _COUNTER) for name, layer in norms.items() if layer.momentum is not None}
@@ -213,8 +214,7 @@ class Tail:
         ranks = dict.fromkeys(given, 3 if not choice.sends else 2 if choice.keeps_statistics else 1)
         ranks |= dict.fromkeys(others, 2 if buffers == "kept" else 1)
         if choice.keeps_parameters:
-            own = ((name, layer) for name, layer in norms.items())
-            ranks |= {_inside(name, part): 2 for name, layer in own for part, _ in layer.named_parameters()}
+            ranks |= dict.fromkeys(self._affine, 2)
         moving = [name for name in given if name not in loose] + (others if buffers != "frozen" else [])
         self.loose = [name for name in given if name in loose] + (others if buffers == "frozen" else [])
         self.layout = Layout(model, moving, ranks)
@@ -240,8 +240,9 @@ class Tail:
         return [*self.layout.buffers, *self.loose]
 
     def given(self, module: nn.Module, named: Mapping[str, Tensor], training: bool) -> dict[str, Tensor]:
-        """Make what a pass finds in the places of buffers: in training copies, which it may change."""
-        made = {}
+        """Make what a pass finds in the places of buffers: in training copies, which it may change. Gamma and beta are
+        copied with them: cuDNN reads four numbers at once, and fails where a vector begins between them."""
+        made = {name: named[name].clone() for name in self._affine if training and name in named}
         for name in self.changing:
             own = module.get_buffer(name)
             value = named[name].detach() if name in named else own
