@@ -243,7 +243,8 @@ def compare(arguments: argparse.Namespace) -> int:
     """Print every difference between two recordings."""
     before, after = _read(arguments.before), _read(arguments.after)
     other, refused = _differences(before, after), sum("refused" in parts for parts in before.values())
-    print(f"{len(before)} configurations: {len(before) - other} the same, {other} differ; {refused} were refused before")
+    same = len(before) - other
+    print(f"{len(before)} configurations: {same} the same, {other} differ; {refused} were refused before")
     return 1 if other else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from turnout.engine.train import Cohort
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import zoo
+import zoo_python
 import zoo_rows
 
 LARGE = ("ResNet-18", "MobileNet-v3", "EfficientNet-B0")  # seconds each: by `python benchmarks/zoo.py`
@@ -36,6 +38,14 @@ def test_a_model_is_trained_as_by_a_plain_loop(name: str) -> None:
     row = zoo.made(name)
     assert not torch.equal(found.model, turnout.Task(row.model, row.loss, **row.task).initial.double())
     assert zoo.difference(found, expected) <= zoo.LIMITS["float64"]
+
+
+def test_the_table_of_the_documentation_is_what_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    kept = [json.loads(path.read_text("utf-8")) for path in sorted(root.glob("benchmarks/results/zoo_*.json"))]
+    assert [list(document["rows"]) for document in kept] == [[*zoo_rows.ROWS, *zoo_python.ROWS]] * len(kept)
+    assert all(zoo.right(row) for document in kept for row in document["rows"].values())
+    assert zoo.table(kept) in (root / "docs" / "models.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("threads", [1, 3])

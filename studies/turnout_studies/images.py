@@ -40,7 +40,7 @@ def mnist_flat(data: Path | None) -> Dataset:
 def cifar10_shrunk(data: Path | None) -> Dataset:
     """`[50000, 768]`: the mean of every 2 x 2 pixels."""
     whole = cifar10.load(folder=data)
-    return _flat(replace(whole, inputs=F.avg_pool2d(whole.inputs, 2)))
+    return _trained(whole, F.avg_pool2d(whole.inputs, 2).flatten(1))
 
 
 def cifar10_subset(data: Path | None) -> Dataset:
@@ -58,7 +58,7 @@ def cifar10_subset(data: Path | None) -> Dataset:
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
     )
-    return replace(dataset, test_inputs=None, test_targets=None)
+    return _trained(dataset, dataset.inputs)
 
 
 def subset_arrays(data: Path | None) -> dict[str, Bytes]:
@@ -82,7 +82,12 @@ def _bytes(values: Tensor) -> Bytes:
 
 
 def _flat(dataset: Dataset) -> Dataset:
-    return replace(dataset, inputs=dataset.inputs.flatten(1), test_inputs=None, test_targets=None)
+    return _trained(dataset, dataset.inputs.flatten(1))
+
+
+def _trained(dataset: Dataset, inputs: Tensor) -> Dataset:
+    """With these inputs, and without the test set."""
+    return replace(dataset, inputs=inputs, test_inputs=None, test_targets=None)
 
 
 def main(arguments: list[str]) -> int:
