@@ -84,17 +84,23 @@ class Arrivals(Algorithm):
         durations = server.durations(self.local)
         for version in server.rounds():
             policy = self.policy(durations, version)
+            if self._foreseen(server, policy, durations):
+                continue
             arrived = server.wait(policy.count, seconds=policy.window)
             if not len(arrived) and policy.window is None:
                 arrived += server.wait(seconds=self.retry)
             self.aggregate(server, self._fresh(server, arrived), policy, durations)
             self._invite(server, self._idle(server, arrived), policy, durations)
 
-    def discounted(self, weights: FloatArray, updates: Updates) -> FloatArray:
+    def _foreseen(self, server: Server, policy: Policy, durations: Durations) -> bool:
+        """Pass rounds in one go, where what each update counts is known before it arrives."""
+        return False
+
+    def discounted(self, weights: FloatArray, staleness: IntArray) -> FloatArray:
         """The weights after the staleness discount."""
         if self.staleness_discount == "none":
             return weights
-        return weights * discount(self.staleness_discount, updates.staleness, self.discount_rate, self.discount_from)
+        return weights * discount(self.staleness_discount, staleness, self.discount_rate, self.discount_from)
 
     def _fresh(self, server: Server, arrived: Updates) -> Updates:
         if self.max_staleness is None or not len(arrived):

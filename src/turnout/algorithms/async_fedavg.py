@@ -21,6 +21,8 @@ from turnout.server.policy import Gaps, Policy, rates
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
+_FORESEEN = ("aggregate", "weights", "work", "discounted", "_fresh", "_idle", "_invite")  # what a stretch does itself
+
 
 @dataclass
 class AsyncFedAvg(Arrivals):
@@ -53,16 +55,34 @@ class AsyncFedAvg(Arrivals):
         super().begin(server)
 
     def aggregate(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> None:
-        server.step(updates, self.discounted(self.weights(server, updates, policy, durations), updates))
+        weights = self.weights(server, updates.clients, policy, durations)
+        server.step(updates, self.discounted(weights, updates.staleness))
 
-    def weights(self, server: Server, updates: Updates, policy: Policy, durations: Durations) -> FloatArray:
-        """d_i of each update."""
+    def weights(self, server: Server, clients: IntArray, policy: Policy, durations: Durations) -> FloatArray:
+        """d_i of updates of these clients."""
         if self.weight_rule in ("naive", "learning_rate"):
-            return self.closing.naive(server, updates)
-        clients = updates.clients
-        if self.weight_rule == "measured" or not durations.reliable or self.concurrency is not None:
+            return self.closing.naive(server, clients)
+        if self._measures(durations):
             return server.importance[clients] * self.gaps.inverse_rates(server.version, clients)
         return server.importance[clients] * self.inverse_rates(policy, durations)[clients]
+
+    def _measures(self, durations: Durations) -> bool:
+        """Whether d_i follows from what has arrived."""
+        known = self.weight_rule != "measured" and durations.reliable and self.concurrency is None
+        return self.weight_rule in ("unbiased", "measured") and not known
+
+    def _foreseen(self, server: Server, policy: Policy, durations: Durations) -> bool:
+        own = all(getattr(type(self), name) is getattr(AsyncFedAvg, name) for name in _FORESEEN)
+        everybody = self.concurrency is None and self.max_staleness is None
+        alike = self.closing.steady and self.weight_rule != "learning_rate" and not self._measures(durations)
+        if not (own and everybody and alike):
+            return False
+
+        def weigh(clients: IntArray, staleness: IntArray) -> FloatArray:
+            return self.discounted(self.weights(server, clients, policy, durations), staleness)
+
+        work = self.work(server.population.ids, policy, durations, server.importance)
+        return server.pass_rounds(policy, work, weigh)
 
     def inverse_rates(self, policy: Policy, durations: Durations) -> FloatArray:
         """`[N]` 1 / f_i."""

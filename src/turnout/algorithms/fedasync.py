@@ -40,7 +40,7 @@ class FedAsync(Arrivals):
         if not len(updates):
             server.step(updates, [])
             return
-        weights = self.discounted(np.full(len(updates), self.mixing), updates)
+        weights = self.discounted(np.full(len(updates), self.mixing), updates.staleness)
         model = server.model
         for weight, returned in zip(weights.tolist(), updates.returned(), strict=True):
             model = torch.lerp(model, returned, weight)

@@ -17,11 +17,11 @@ from turnout.core.spelling import spelt
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
-from turnout.server.jobs import Job
+from turnout.server.jobs import Job, by_work
 from turnout.server.observer import Observer, Round
 from turnout.server.policy import Schedule
 from turnout.server.server import Server
-from turnout.server.simulation import Simulation, by_work
+from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.task import Task
 

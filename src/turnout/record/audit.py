@@ -17,6 +17,7 @@ from turnout.server.observer import Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
 
 _MOST_NEW = 10_000
 _ROUND_OFF = 1e-12  # relative
@@ -63,7 +64,8 @@ class Audit(Observer):
 
     def __init__(self) -> None:
         self._started = False
-        self._new: list[tuple[int, list[int] | IntArray, FloatArray, IntArray]] = []  # rounds that are not added up yet
+        # not added up yet: rounds, clients, weights, staleness
+        self._new: list[tuple[IntArray, list[int] | IntArray, FloatArray, IntArray]] = []
         self._rows = 0  # in them
         self._staleness: Counter[int] = Counter()
         self._failures: Counter[str] = Counter()
@@ -85,10 +87,20 @@ class Audit(Observer):
         self._linear &= record.linear
         crew = together(record.jobs)
         clients = [job.client for job in record.jobs] if crew is None else crew.client
-        self._new.append((self._rounds, clients, record.weights.copy(), record.staleness.copy()))
-        self._rows += len(clients)
         if crew is None:
             self._failures.update(job.outcome for job in record.jobs if job.outcome != ARRIVED and not job.logged)
+        number = np.full(len(clients), self._rounds)
+        self._keep(number, clients, record.weights.copy(), record.staleness.copy())
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        for _ in stretch.times:
+            self._intended += server.importance
+        self._keep(self._rounds + 1 + stretch.round, stretch.client, stretch.weights, stretch.staleness)
+        self._rounds += len(stretch.times)
+
+    def _keep(self, *rows: Any) -> None:
+        self._new.append(rows)
+        self._rows += len(rows[0])
         if self._rows > _MOST_NEW:
             self._add_up()
 
@@ -98,8 +110,7 @@ class Audit(Observer):
         self._new, self._rows = [], 0
         if not rounds:
             return
-        number = np.repeat([row[0] for row in rounds], [len(row[2]) for row in rounds])
-        client, weight, staleness = (np.concatenate([row[i] for row in rounds]) for i in (1, 2, 3))
+        number, client, weight, staleness = (np.concatenate([row[i] for row in rounds]) for i in range(4))
         used = weight != 0
         if not used.any():
             return

@@ -19,10 +19,12 @@ A round's row of the history gets
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from turnout.clients.power import Power
@@ -32,6 +34,7 @@ from turnout.server.observer import Observer, Round
 if TYPE_CHECKING:
     from turnout.server.jobs import Job
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
 
 
 _MEANS = (
@@ -47,6 +50,11 @@ def _variance(values: list[int]) -> float:
         return 0.0
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def _added(total: float, values: ArrayLike) -> float:
+    """Add values to a total, one after the other."""
+    return float(np.cumsum(np.append(total, values))[-1])
 
 
 def _missing(server: Server, ended: list[Job]) -> tuple[float, float]:
@@ -102,8 +110,7 @@ class Efficiency(Observer):
             used = new = int(np.count_nonzero(record.weights))
             variance = missing = epsilon = 0.0
             order = np.argsort(crew.number, kind="stable")
-            finished = np.append(self._totals["finished_seconds"], crew.seconds[order, 1])
-            self._totals["finished_seconds"] = float(np.cumsum(finished)[-1])  # one after the other
+            self._totals["finished_seconds"] = _added(self._totals["finished_seconds"], crew.seconds[order, 1])
         clients = server.population.size
         record.facts |= {
             "eur": new / clients,
@@ -121,6 +128,34 @@ class Efficiency(Observer):
         for name in (*_MEANS, *_SUMS):
             self._totals[name] += record.facts[name]
         self._rounds, self._closed_at = self._rounds + 1, record.time
+        self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        clients, facts, nothing = server.population.size, stretch.facts, np.zeros(len(stretch.times))
+        first = np.array([1.0, *nothing[1:]])  # what there was before counts for the first
+        sizes, used = np.diff(stretch.bounds), np.array(facts["used"])
+        columns = {
+            "eur": used / clients,
+            "eur_with_bypass": used / clients,
+            "sync_ratio": (sizes + first * self._sent) / clients,
+            "version_variance": nothing,
+            "work_assigned": sizes + first * self._assigned,
+            "work_lost": first * self._lost,
+            "distribution_seconds": first * self._distribution,
+            "round_seconds": np.diff(stretch.times, prepend=self._closed_at),
+            "missing_share": nothing,
+            "missing_epsilon": nothing,
+        }
+        order = np.lexsort((stretch.number, stretch.round))
+        if len(order) > len(sizes):
+            versions = stretch.version[order].tolist()
+            of_each = [_variance(versions[begin:end]) for begin, end in pairwise(stretch.bounds.tolist())]
+            columns["version_variance"] = np.array(of_each)
+        facts |= {name: column.tolist() for name, column in columns.items()}
+        self._totals["finished_seconds"] = _added(self._totals["finished_seconds"], stretch.seconds[order, 1])
+        for name in (*_MEANS, *_SUMS):
+            self._totals[name] = _added(self._totals[name], facts[name])
+        self._rounds, self._closed_at = self._rounds + len(sizes), stretch.times[-1]
         self._sent, self._assigned, self._lost, self._distribution = 0, 0, 0.0, 0.0
 
     def _looked_at(self, server: Server, record: Round) -> tuple[int, int, float, float, float]:

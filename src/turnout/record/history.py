@@ -18,6 +18,7 @@ from turnout.server.observer import NO_FACTS, Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
 
 _WORDS = {"outcome", "upload", "decision"}
 _COUNTS = {
@@ -146,6 +147,14 @@ def _crew_columns(number: int, weights: FloatArray, staleness: IntArray, ticks: 
     yield from ([1.0] * count, *crew.seconds.T, *([size] * count for size in crew.bytes))
 
 
+def _stretch_columns(stretch: Stretch) -> Iterator[Any]:
+    count, ticks, costs, client = len(stretch.client), stretch.ticks_per_second, stretch.costs, stretch.client
+    yield from (stretch.first + stretch.round, client, stretch.number, [ARRIVED] * count, stretch.weights)
+    yield from (stretch.version, stretch.staleness, stretch.begun_at / ticks, stretch.ends_at / ticks)
+    yield from (costs.samples[client], costs.steps[client], [1.0] * count, *costs.seconds[client].T)
+    yield from ([size] * count for size in costs.bytes)
+
+
 class History(Observer):
     """`rounds` and `jobs`: what happened, row by row. With a folder: `folder/history` and `folder/jobs`."""
 
@@ -162,6 +171,20 @@ class History(Observer):
         self._append_round(record)
         if self.jobs is not None and len(record.jobs):
             self._append_jobs(server, record)
+            if self.jobs.rows > _FLUSH_ROWS:
+                self.jobs.flush()
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        columns = {"round": range(stretch.first, stretch.first + len(stretch.times)), "time": stretch.times}
+        columns |= {name: stretch.facts[name] for name in (*NO_FACTS, *stretch.facts)}
+        if stretch.measures:  # of the last
+            last = len(stretch.times) - 1
+            columns = {name: values[:last] for name, values in columns.items()}
+        self.rounds.extend(tuple(columns), len(columns["time"]), columns.values)
+        if stretch.measures:
+            self._append_round(stretch.last)
+        if self.jobs is not None:
+            self.jobs.extend(_JOB_COLUMNS, len(stretch.client), partial(_stretch_columns, stretch))
             if self.jobs.rows > _FLUSH_ROWS:
                 self.jobs.flush()
 

@@ -21,6 +21,7 @@ from turnout.server.observer import Event, Observer, Round
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
 
 
 def duration(seconds: float) -> str:
@@ -49,6 +50,9 @@ class ProgressBar(Observer, AbstractContextManager["ProgressBar"]):
         parts += [f"acc {accuracy:.1%}"] if accuracy is not None else []
         parts += [duration(record.time), f"{record.facts['heard']:.0f}/{server.population.size} heard"]
         self.bar.update(self.line, completed=record.number, description=" · ".join(parts))
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        self.on_round(server, stretch.last)
 
     def on_event(self, server: Server, event: Event) -> None:
         self.bar.console.print(str(event), style="yellow", markup=False)
@@ -100,6 +104,14 @@ class Dashboard(Observer, AbstractContextManager["Dashboard"]):
     def on_round(self, server: Server, record: Round) -> None:
         self._arrived += int(record.facts["arrived"])
         self._failed += int(record.facts["failed"])
+        self._draw(server, record)
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        self._arrived += int(sum(stretch.facts["arrived"]))
+        self._failed += int(sum(stretch.facts["failed"]))
+        self._draw(server, stretch.last)
+
+    def _draw(self, server: Server, record: Round) -> None:
         began = self.clock()
         if began < self._next:
             return

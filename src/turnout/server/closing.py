@@ -9,7 +9,7 @@ import numpy as np
 
 from turnout.core.allowed import Count, OneOf, Positive, Seconds
 from turnout.core.errors import UserError
-from turnout.core.random import FloatArray
+from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt
 from turnout.server.durations import Durations
 from turnout.server.policy import Policy
@@ -71,8 +71,13 @@ class Arriving(Wait):
         """Give the policy of round `version`, with at most so many clients at work."""
         raise NotImplementedError
 
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        """Weigh updates `[k]` without regard to who answers how often."""
+    @property
+    def steady(self) -> bool:
+        """Tell whether all rounds have the same policy, and a naive weight depends on its client alone."""
+        return False
+
+    def naive(self, server: Server, clients: IntArray) -> FloatArray:
+        """Weigh updates of these clients `[k]` without regard to who answers how often."""
         raise NotImplementedError
 
     def check(self, concurrency: int | None) -> None:
@@ -86,8 +91,12 @@ class EachArrival(Arriving):
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
         return Policy(count=1)
 
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        return np.ones(len(updates))
+    @property
+    def steady(self) -> bool:
+        return True
+
+    def naive(self, server: Server, clients: IntArray) -> FloatArray:
+        return np.ones(len(clients))
 
 
 @dataclass(frozen=True)
@@ -104,8 +113,12 @@ class Window(Arriving):
             window = float(first * np.float64(self.growth) ** version)
         return Policy(window=min(max(window, tick), self.limit or LONGEST))
 
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
-        return server.importance[updates.clients]
+    @property
+    def steady(self) -> bool:
+        return self.growth == 1
+
+    def naive(self, server: Server, clients: IntArray) -> FloatArray:
+        return server.importance[clients]
 
 
 @dataclass(frozen=True)
@@ -133,9 +146,13 @@ class Buffer(Arriving):
     def policy(self, durations: Durations, version: int = 0, concurrency: int | None = None) -> Policy:
         return Policy(count=self.filled(durations.population.size, concurrency), restart=self.mode == "restart")
 
-    def naive(self, server: Server, updates: Updates) -> FloatArray:
+    @property
+    def steady(self) -> bool:
+        return True
+
+    def naive(self, server: Server, clients: IntArray) -> FloatArray:
         waiting = getattr(server.algorithm, "concurrency", None)
-        return np.full(len(updates), 1 / (self.divisor or self.filled(server.population.size, waiting)))
+        return np.full(len(clients), 1 / (self.divisor or self.filled(server.population.size, waiting)))
 
 
 WAITS: dict[str, type[Wait]] = {"answers": Answers, "arrival": EachArrival, "window": Window, "buffer": Buffer}

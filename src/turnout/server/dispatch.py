@@ -103,7 +103,7 @@ class Dispatch:
         self.ticks = population.ticks_per_second
         self._detection = int(to_ticks(population.detection.seconds, self.ticks))  # ticks until a failure is learnt of
         steady = population.devices.each == "client" and population.size <= _MOST_COLUMNS
-        self._certain = population.reliable and steady  # whether all of a job is known beforehand
+        self.certain = population.reliable and steady  # whether all of a job is known beforehand
         self._demands: list[Demand] = []  # of the works last asked for, the last first
 
     def demand(self, work: LocalSGD) -> Demand:
@@ -124,7 +124,7 @@ class Dispatch:
             )
         demand = self.demand(invitation.work)
         own = invitation.keep is not None or invitation.among is not None or invitation.hold or invitation.options
-        known, demand.asked = self._certain and not own and demand.asked, True
+        known, demand.asked = self.certain and not own and demand.asked, True
         if not known:
             return self._general_jobs(invitation, demand, clock, version)
         few = len(invitation.ids) < _FEW or invitation.again or not invitation.shared

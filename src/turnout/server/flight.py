@@ -11,6 +11,7 @@ import numpy as np
 
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
+from turnout.server.fleet import Fleet
 from turnout.server.jobs import ARRIVED, NOT_KNOWN, Crew, Job, together
 
 End = tuple[int, int, int]  # tick, client, job number
@@ -60,25 +61,24 @@ class Flight:
     def __init__(self, clients: int) -> None:
         self.busy = np.zeros(clients, bool)  # [N] whose job is in flight
         self.crew: Crew | None = None  # together and alone
+        self.fleet: Fleet | None = None  # the same of jobs of all clients, that began at different times
         self.learnt = self.standing = 0  # jobs whose end will be known; jobs under a standing invitation
         self._jobs: dict[int, Job] = {}
         self._queue = Queue()
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self.crew or ())
+        return len(self._jobs) + len(self.crew or self.fleet or ())
 
     @property
     def jobs(self) -> dict[int, Job]:
         """Give the jobs by client; whoever looks finds them one by one."""
-        if self.crew is not None:
-            self._disperse(self.crew)
+        self._disperse()
         return self._jobs
 
     @property
     def queue(self) -> Queue:
         """Give the ends of the jobs one by one."""
-        if self.crew is not None:
-            self._disperse(self.crew)
+        self._disperse()
         return self._queue
 
     def enter(self, clients: IntArray | list[int], jobs: Sequence[Job]) -> None:
@@ -87,13 +87,21 @@ class Flight:
         if type(jobs) is Crew:
             self.crew = jobs
             return
-        if self.crew is not None:
-            self._disperse(self.crew)
+        self._disperse()
         self._add(jobs)
 
-    def _disperse(self, crew: Crew) -> None:
-        self.crew = None
-        self._add(crew.jobs)
+    def sail(self, fleet: Fleet) -> None:
+        """Take a fleet, which has all jobs in flight, in their place."""
+        self.fleet, self._jobs, self._queue = fleet, {}, Queue()
+        self.learnt = self.standing = 0
+
+    def _disperse(self) -> None:
+        crew, fleet = self.crew, self.fleet
+        self.crew = self.fleet = None
+        if crew is not None:
+            self._add(crew.jobs)
+        if fleet is not None:
+            self._add(fleet.jobs())
 
     def _add(self, jobs: Sequence[Job]) -> None:
         self._jobs |= {job.client: job for job in jobs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from turnout.clients import fates
 from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block
+from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD
 
 ARRIVED, CRASHED, OFFLINE, LEFT = fates.ARRIVED, fates.CRASHED, fates.OFFLINE, fates.LEFT
@@ -177,3 +178,31 @@ class Failures:
     def standing(self) -> NDArray[np.bool_]:
         """Tell whose standing invitation goes on: they start again by themselves."""
         return np.array([job.again for job in self.jobs], bool)
+
+
+def by_work(jobs: list[Job]) -> list[list[Job]]:
+    """Group jobs that share their local work."""
+    works = {id(job.work): job.work for job in jobs}
+    if len(works) == 1 and not any(job.options for job in jobs):
+        return [jobs]
+    first: dict[Any, int] = {}  # of the works that compute the same thing
+    kinds = {name: first.setdefault(signature(work), name) for name, work in works.items()}
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((kinds[id(job.work)], *job.options), []).append(job)
+    return list(groups.values())
+
+
+def signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
+    """Sign a work: equal for those that compute the same thing; numbers by value, tensors by identity."""
+    return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_simple, value))
+    if isinstance(value, Modifier):
+        return signature(value)
+    if isinstance(value, Tensor):
+        return id(value)
+    return repr(value) if isinstance(value, list | dict) else value

@@ -89,7 +89,7 @@ class Law:
             learnt = server.task.learnt
             change = model[:learnt] - server.model[:learnt]
             moved = torch.cat([self.optimiser.step(server.model[:learnt], change), model[learnt:]])
-        if _finite(moved):
+        if is_finite(moved):
             server.model = moved
         else:
             server.diverge("the model is no longer finite")
@@ -153,7 +153,7 @@ class Law:
                 return True
         optimiser = copy.copy(self.optimiser) if self._optimiser_has_state else self.optimiser
         model = self._moved(server, optimiser, updates, weights)
-        if not _finite(model):
+        if not is_finite(model):
             return False
         server.model, self.optimiser = model, optimiser
         return True
@@ -187,7 +187,7 @@ class Law:
         return self.combined(server, updates.deltas, weights)
 
 
-def _finite(model: Tensor) -> bool:
+def is_finite(model: Tensor) -> bool:
     """Tell whether every number is; a sum that is finite says so in one go."""
     return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from turnout.server.jobs import Job
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
     from turnout.server.updates import Updates
 
 
@@ -72,6 +73,11 @@ class Observer:
         return weights
 
     def on_round(self, server: Server, record: Round) -> None: ...
+
+    def on_rounds(self, server: Server, stretch: Stretch) -> None:
+        """Learn of rounds that were passed in one go, in place of each `on_round` and whatever else happens in one; the
+        server is where the last of them has left it. Only an observer that overrides this as well as those is told in
+        this way: for any other every round is closed by itself."""
 
     def on_evaluate(self, server: Server, measures: dict[str, float]) -> None: ...
 

@@ -17,6 +17,7 @@ from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
+    from turnout.server.stretch import Stretch
 
 
 class Rounds:
@@ -81,18 +82,36 @@ class Rounds:
             "staleness_max": max(contributed, default=0),
             **self.notes,
         }
-        self.used, self.ended, self.notes = [], [], {}
-        self.tally = dict.fromkeys(self.tally, 0)
-        last = server.stopped or server.stopping.reason(version, now, server.measures)
-        if last or server.evaluation.due(version, now, self.evaluated_at):
-            record.measures = server.evaluate()
-            if not all(np.isfinite(value) for name, value in server.measures.items() if name.endswith("_loss")):
-                server.diverge("the loss is no longer finite")
+        self._begin_anew()
+        record.measures = self._evaluated(server)
         for observer in server.observers:
             observer.on_round(server, record)
         mark_logged(record.jobs)
         if server.population.changes:
             server.importance = server.population.importance_at(server.now)
+
+    def close_stretch(self, server: Server, stretch: Stretch) -> None:
+        """Close rounds that were passed in one go, and the one under way with them."""
+        self.open, self.record = False, Round(server.version + 1, server.now)
+        self._begin_anew()
+        stretch.measures = self._evaluated(server)
+        for observer in server.observers:
+            observer.on_rounds(server, stretch)
+
+    def _begin_anew(self) -> None:
+        self.used, self.ended, self.notes = [], [], {}
+        self.tally = dict.fromkeys(self.tally, 0)
+
+    def _evaluated(self, server: Server) -> dict[str, float]:
+        """Evaluate the model, if that is due."""
+        version, now = server.version, server.now
+        last = server.stopped or server.stopping.reason(version, now, server.measures)
+        if not last and not server.evaluation.due(version, now, self.evaluated_at):
+            return {}
+        measures = server.evaluate()
+        if not all(np.isfinite(value) for name, value in measures.items() if name.endswith("_loss")):
+            server.diverge("the loss is no longer finite")
+        return measures
 
     def _jobs(self, version: int) -> tuple[Sequence[Job], FloatArray, IntArray]:
         """List the jobs that counted, then those that only ended; with weights `[k]` and staleness `[k]`."""

@@ -47,6 +47,8 @@ from turnout.task.task import Task
 if TYPE_CHECKING:
     from turnout.algorithms._algorithm import Algorithm
     from turnout.server.checkpoint import Checkpoints
+    from turnout.server.policy import Policy
+    from turnout.server.stretch import Weigh
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,12 @@ class Server:
     def fetch(self, clients: ArrayLike) -> Updates:
         """Bring held vectors home; blocks for the upload."""
         raise NotImplementedError
+
+    def pass_rounds(self, policy: Policy, work: LocalSGD, weigh: Weigh) -> bool:
+        """Pass rounds in one go, where all that happens in them is known beforehand: clients that deliver begin again
+        with this work, and `weigh(clients, staleness)` says what each update counts in the step. False where the next
+        round has to be gone through."""
+        return False
 
     def settle(self) -> None:
         """Finish what must not be left open between two rounds."""

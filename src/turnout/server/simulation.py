@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -28,16 +27,18 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.engine.batches import Jobs
 from turnout.engine.blocks import Block
 from turnout.engine.engine import engine_for
-from turnout.local.modifiers import Modifier
 from turnout.local.sgd import LocalSGD, Named
-from turnout.server import ensembles
+from turnout.server import ensembles, stretch
 from turnout.server.dispatch import Dispatch, Invitation
 from turnout.server.durations import Durations
-from turnout.server.jobs import ARRIVED, Crew, Job, together
+from turnout.server.fleet import Fleet
+from turnout.server.jobs import ARRIVED, Crew, Job, by_work, together
 from turnout.server.mailbox import Mailbox
 from turnout.server.observer import Event
+from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
+from turnout.server.stretch import Weigh
 from turnout.server.updates import Updates, by_block
 
 
@@ -57,6 +58,8 @@ class Simulation(Mailbox):
         self._unsettled: dict[int, Job] = {}  # by client: ended, but the client's new state is not known yet
         self._trained = False  # since the last round closed
         self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
+
+        self.passes: bool | None = None  # whether rounds can be passed in one go; None: not known yet
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.demand(work).durations
@@ -129,6 +132,9 @@ class Simulation(Mailbox):
             self._dispatch.silence(job)
         if silenced:
             self.log("silenced", clients=[job.client for job in silenced], share=share)
+
+    def pass_rounds(self, policy: Policy, work: LocalSGD, weigh: Weigh) -> bool:
+        return stretch.pass_rounds(self, policy, work, weigh)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -219,40 +225,20 @@ class Simulation(Mailbox):
         yet, where it is `ahead`."""
         work = jobs[0].work
         keeps = self._dispatch.demand(work).keeps
-        clients = np.array([job.client for job in jobs], np.int64)
-        models: dict[int, tuple[int, Tensor]] = {}
-        received = np.array([models.setdefault(id(j.received), (len(models), j.received))[0] for j in jobs], np.int64)
-        batches = np.array([job.batches for job in jobs], np.int64)
-        options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
-        at = np.array([job.starts_at for job in jobs]) / self._ticks
-        order = Jobs(
-            work,
-            random.fold(self._work_keys[clients], batches),
-            [model for _, model in models.values()],
-            received,
-            self.population.samples(clients, at),
-            options,
-            self._store.get(keeps, clients) if keeps else {},
-            ahead,
-            clients,
+        clients, batches, starts_at = (
+            np.array([getattr(job, name) for job in jobs], np.int64) for name in ("client", "batches", "starts_at")
         )
+        options = {name: np.array([job.options[name] for job in jobs]) for name in jobs[0].options}
+        own = self._store.get(keeps, clients) if keeps else {}
+        order = self._order(work, clients, batches, [job.received for job in jobs], starts_at, options, own, ahead)
         kept = self.algorithm.clients_keep == "models"
-        for rows, payload, state, own in self._engine.train(order, [job.version for job in jobs], kept):
-            self._attach([jobs[row] for row in rows], payload, state if keeps else None, own if kept else None)
+        for rows, payload, state, final in self._engine.train(order, [job.version for job in jobs], kept):
+            self._attach([jobs[row] for row in rows], payload, state if keeps else None, final if kept else None)
 
     def _train_together(self, crew: Crew) -> None:
         """Train a crew, whose clients keep nothing and have nothing of their own but their samples."""
         clients, count = crew.client, len(crew)
-        order = Jobs(
-            crew.work,
-            random.fold(self._work_keys[clients], crew.number),
-            [crew.received],
-            np.zeros(count, np.int64),
-            self.population.samples(clients, np.full(count, crew.sent_at / self._ticks)),
-            {},
-            {},
-            clients=clients,
-        )
+        order = self._order(crew.work, clients, crew.number, crew.received, np.full(count, crew.sent_at))
         self._trained = True
         results = self._engine.train(order, [crew.version] * count, keep_params=False)
         if len(results) == 1 and isinstance(results[0].rows, range):
@@ -260,6 +246,42 @@ class Simulation(Mailbox):
             return
         for rows, payload, _, _ in results:
             self._attach([crew.jobs[row] for row in rows], payload)
+
+    def train_fleet(self, fleet: Fleet, needed: IntArray) -> None:
+        """Train what these clients of a fleet bring, and what is on its way."""
+        clients, ahead = fleet.to_train(
+            needed, lambda missing, waiting: self.plan.results_kept(self.task, fleet.work) - missing - waiting
+        )
+        models, begun_at = [fleet.received[client] for client in clients.tolist()], fleet.begun_at[clients]
+        order = self._order(fleet.work, clients, fleet.number[clients], models, begun_at, ahead=ahead)
+        for rows, payload, _, _ in self._engine.train(order, fleet.version[clients].tolist(), keep_params=False):
+            for place, row in enumerate(rows):
+                fleet.bring(int(clients[row]), (payload, place))
+        fleet.compact()
+
+    def _order(
+        self,
+        work: LocalSGD,
+        clients: IntArray,
+        batches: IntArray,
+        received: Tensor | list[Tensor],
+        starts_at: IntArray,
+        options: dict[str, FloatArray] | None = None,
+        state: Named | None = None,
+        ahead: bool = False,
+    ) -> Jobs:
+        """Say to the engine what these clients do, who `received` a model for each or one for all."""
+        models: dict[int, tuple[int, Tensor]] = {}
+        if isinstance(received, Tensor):
+            models[0], rows = (0, received), np.zeros(len(clients), np.int64)
+        else:
+            rows = np.array([models.setdefault(id(model), (len(models), model))[0] for model in received], np.int64)
+        keys, samples = (
+            random.fold(self._work_keys[clients], batches),
+            self.population.samples(clients, starts_at / self._ticks),
+        )
+        distinct = [model for _, model in models.values()]
+        return Jobs(work, keys, distinct, rows, samples, options or {}, state or {}, ahead, clients)
 
     @cached_property
     def _work_keys(self) -> IntArray:
@@ -340,31 +362,3 @@ class Simulation(Mailbox):
         super().load(facts, tensors)
         for name, part in self._with_memory.items():
             load_state(part, facts[name], unnest(name, tensors), self.plan.device)
-
-
-def by_work(jobs: list[Job]) -> list[list[Job]]:
-    """Group jobs that share their local work."""
-    works = {id(job.work): job.work for job in jobs}
-    if len(works) == 1 and not any(job.options for job in jobs):
-        return [jobs]
-    first: dict[Any, int] = {}  # of the works that compute the same thing
-    kinds = {name: first.setdefault(_signature(work), name) for name, work in works.items()}
-    groups: dict[Any, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault((kinds[id(job.work)], *job.options), []).append(job)
-    return list(groups.values())
-
-
-def _signature(work: LocalSGD | Modifier) -> tuple[Any, ...]:
-    """Sign a work: equal for those that compute the same thing; numbers by value, tensors by identity."""
-    return type(work), *(_simple(getattr(work, part.name)) for part in fields(work))
-
-
-def _simple(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_simple, value))
-    if isinstance(value, Modifier):
-        return _signature(value)
-    if isinstance(value, Tensor):
-        return id(value)
-    return repr(value) if isinstance(value, list | dict) else value

@@ -214,15 +214,7 @@ class Updates:
         weights = np.asarray(weights, np.float64)
         if len(self._jobs) == 1 and (result := self._jobs[0].result) is not None and not self._jobs[0].hold:
             return result[0].weighted_sum(name, [result[1]], weights)
-        blocks = self._blocks()
-        if len(blocks) == 1:
-            block, there, rows = blocks[0]
-            return block.weighted_sum(name, there, weights if there is rows else weights[rows])
-        total: Tensor | None = None
-        for part in in_order(block.ask("weighted_sum", name, there, weights[rows]) for block, there, rows in blocks):
-            total = part if total is None else total + part
-        assert total is not None, "a sum over no updates"
-        return total
+        return add_up(self._blocks(), weights, name)
 
     def norms(self, name: str = "delta") -> Tensor:
         """Compute Euclidean norms `[k]`: the one number that also comes with a held update."""
@@ -253,3 +245,15 @@ def by_block(results: Sequence[tuple[Block, int]]) -> list[Part]:
     for there in places.values():
         there.sort(key=rows.__getitem__)
     return [(results[there[0]][0], [rows[here] for here in there], there) for there in places.values()]
+
+
+def add_up(parts: Sequence[Part], weights: FloatArray, name: str = "delta") -> Tensor:
+    """Compute `sum_i weights[i] * row_i`, part by part, each where it is."""
+    if len(parts) == 1:
+        block, there, rows = parts[0]
+        return block.weighted_sum(name, there, weights if there is rows else weights[rows])
+    total: Tensor | None = None
+    for part in in_order(block.ask("weighted_sum", name, there, weights[rows]) for block, there, rows in parts):
+        total = part if total is None else total + part
+    assert total is not None, "a sum over no updates"
+    return total

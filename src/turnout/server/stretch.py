@@ -1,0 +1,256 @@
+"""Rounds passed in one go. Where clients never fail and the policy does not look at models, it is known who will arrive
+when: jobs in flight that are not trained yet are trained together, and all rounds that use nothing else follow, with
+one record for all of them. Models, weights and records are those of a server that goes event by event."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnout.clients.fates import FOREVER
+from turnout.core.random import FloatArray, IntArray
+from turnout.local.sgd import LocalSGD
+from turnout.server.fleet import Arrivals, Fleet
+from turnout.server.jobs import Costs, signature
+from turnout.server.law import is_finite
+from turnout.server.observer import Observer, Round
+from turnout.server.policy import Policy
+from turnout.server.updates import add_up, by_block
+from turnout.task.arrays import EnsembleTask
+
+if TYPE_CHECKING:
+    from turnout.server.simulation import Simulation
+
+Weigh = Callable[[IntArray, IntArray], FloatArray]  # of clients and staleness `[k]`: what each update counts `[k]`
+MOST = 512  # updates after which a stretch ends: observers want to know how it goes on
+_OF_A_ROUND = ("on_invite", "on_arrival", "on_step", "on_round")  # what an observer is told between two rounds
+
+
+@dataclass(eq=False)
+class Stretch:
+    """What happened in rounds passed in one go: `[n]` a round, `[k]` an update, in order of use."""
+
+    first: int  # the number of the first
+    ticks_per_second: int
+    costs: Costs
+    closes_at: IntArray  # [n] ticks
+    client: IntArray  # [k]
+    round: IntArray  # [k] which of the rounds used it, from 0
+    number: IntArray  # [k] the client's how-many-eth job
+    version: IntArray  # [k] it started from
+    begun_at: IntArray  # [k] ticks
+    ends_at: IntArray  # [k] ticks
+    weights: FloatArray  # [k]
+    facts: dict[str, Sequence[float]] = field(default_factory=dict)  # [n] rows of the history, by column
+    measures: dict[str, float] = field(default_factory=dict)  # of the last round, where it is evaluated
+
+    @property
+    def staleness(self) -> IntArray:
+        """Count the versions between, `[k]`."""
+        return self.first - 1 + self.round - self.version
+
+    @cached_property
+    def times(self) -> list[float]:
+        """Virtual seconds at the close of each round, `[n]`."""
+        return list((self.closes_at / self.ticks_per_second).tolist())
+
+    @cached_property
+    def bounds(self) -> IntArray:
+        """Where the updates of each round begin, and the last end: `[n + 1]`."""
+        return np.searchsorted(self.round, np.arange(len(self.closes_at) + 1))
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Look up download, compute and upload, `[k, 3]`."""
+        return self.costs.seconds[self.client]
+
+    @property
+    def last(self) -> Round:
+        """Give the last round, without its jobs."""
+        facts = {name: column[-1] for name, column in self.facts.items()}
+        return Round(self.first + len(self.closes_at) - 1, self.times[-1], facts, measures=self.measures)
+
+
+# -- who can ----------------------------------------------------------------------------------------------------
+
+
+def follows(observer: Observer) -> bool:
+    """Tell whether an observer needs no round by itself: it says what it does with a stretch, or with no round."""
+    kinds = type(observer).__mro__
+
+    def said_by(name: str) -> int:
+        return next(place for place, kind in enumerate(kinds) if name in vars(kind))
+
+    told = min(map(said_by, _OF_A_ROUND))
+    return kinds[told] is Observer or said_by("on_rounds") <= told
+
+
+def possible(server: Simulation) -> bool:
+    """Tell whether nothing but the policy decides what happens, and nobody has to look at each round."""
+    law, population, algorithm = server.law, server.population, server.algorithm
+    a_sum = law.rule is None and law.weigh is None and law.remember is None and server.privacy is None
+    honest = server.behaviour is None and server.adversary is None
+    parameters = server.task.tail is None and not isinstance(server.task, EnsembleTask)
+    known = server._dispatch.certain and not population.changes and algorithm.clients_keep == "nothing"
+    return a_sum and honest and parameters and known and all(map(follows, server.observers))
+
+
+def fleet_of(server: Simulation, work: LocalSGD) -> Fleet | None:
+    """Find all clients at work on this, as columns."""
+    flight, demand = server._flight, server._dispatch.demand(work)
+    if flight.fleet is not None and flight.fleet.work is work:
+        return flight.fleet
+    idle = len(flight) < server.population.size or server._inbox or server._failures or server._held
+    if idle or demand.keeps or server.held.tensors:
+        return None
+    jobs = list(flight.jobs.values())
+    others = {id(job.work): job.work for job in jobs if job.work is not work}
+    if any(signature(other) != signature(work) for other in others.values()):
+        return None
+    fleet = Fleet.of(jobs, work, demand.costs)
+    if fleet is not None:
+        flight.sail(fleet)
+    return fleet
+
+
+# -- passing them -----------------------------------------------------------------------------------------------
+
+
+class Passage:
+    """Pass rounds of a server one call of the engine after another, and keep what is to be recorded."""
+
+    def __init__(self, server: Simulation, fleet: Fleet, weigh: Weigh) -> None:
+        self.server, self.fleet, self.weigh = server, fleet, weigh
+        self.first, self.rounds, self.updates = server.version + 1, 0, 0
+        self.columns: list[tuple[NDArray[Any], ...]] = []
+
+    def go(self, policy: Policy) -> None:
+        """Go on until a round after which something is due, or which cannot be passed."""
+        server, window = self.server, 0 if policy.window is None else round(policy.window * self.server._ticks)
+        while self.updates < MOST and server._clock < FOREVER:
+            coming = self.fleet.arrivals(policy, server._clock, window)
+            if not len(coming.closes_at):
+                return
+            there = self.fleet.there(coming)
+            if not len(there.closes_at):
+                server.train_fleet(self.fleet, coming.first(1).client)
+                there = self.fleet.there(coming)
+            quiet = self._quiet(there.closes_at)
+            some = there.first(min(quiet + 1, len(there.closes_at)))
+            if not self._pass(some) or quiet < len(there.closes_at):
+                return
+
+    def _quiet(self, closes_at: IntArray) -> int:
+        """Count the first of these rounds after which nothing is due."""
+        server = self.server
+        stopping, evaluation, checkpoints = server.stopping, server.evaluation, server.checkpoints
+        evaluated_at, measures, version = server._rounds.evaluated_at, server.measures, server.version
+        for row, now in enumerate((closes_at / server._ticks).tolist()):
+            version += 1
+            due = stopping.reason(version, now, measures) or evaluation.due(version, now, evaluated_at)
+            if due or (checkpoints is not None and checkpoints.due(version)):
+                return row
+        return len(closes_at)
+
+    def _pass(self, some: Arrivals) -> bool:
+        """Aggregate in rounds of which every update is there; False, and nothing is done, if that cannot be."""
+        server, fleet, clients = self.server, self.fleet, some.client
+        version, rounds = server.version, len(some.closes_at)
+        staleness = version + some.round - fleet.version[clients]
+        weights = np.array(self.weigh(clients, staleness), np.float64)
+        results = [result for i in clients.tolist() if (result := fleet.results[i]) is not None]
+        if not np.isfinite(weights).all() or len(results) < len(clients):
+            return False
+        optimiser, model = copy.copy(server.law.optimiser), server.model
+        models: list[Tensor] = []
+        if len(clients) == rounds:
+            for (block, row), weight in zip(results, weights.tolist(), strict=True):
+                model = optimiser.step(model, block.weighted_sum("delta", [row], [weight]))
+                models.append(model)
+        else:
+            bounds = np.searchsorted(some.round, np.arange(rounds + 1)).tolist()
+            for begin, end in pairwise(bounds):
+                model = optimiser.step(model, add_up(by_block(results[begin:end]), weights[begin:end]))
+                models.append(model)
+        if not is_finite(model):  # and so may be one before
+            server.passes = False
+            return False
+        numbers = server._numbers[clients]
+        server._numbers[clients] = numbers + 1
+        own = fleet.number, fleet.version, fleet.begun_at, fleet.ends_at
+        columns = some.client, some.round + self.rounds, *(column[clients] for column in own), weights, some.closes_at
+        self.columns.append(columns)
+        self.rounds, self.updates = self.rounds + rounds, self.updates + len(clients)
+        fleet.begin_again(some, numbers, version + 1, models)
+        server.model, server.law.optimiser = model, optimiser
+        server.version, server._clock = version + rounds, int(some.closes_at[-1])
+        return True
+
+    def stretch(self) -> Stretch:
+        """Put together what is to be recorded."""
+        client, place, number, version, begun_at, ends_at, weights, closes_at = (
+            np.concatenate(column) for column in zip(*self.columns, strict=True)
+        )
+        ticks, costs = self.server._ticks, self.fleet.costs
+        own = client, place, number, version, begun_at, ends_at, weights
+        made = Stretch(self.first, ticks, costs, closes_at, *own)
+        made.facts = self._facts(made)
+        return made
+
+    def _facts(self, made: Stretch) -> dict[str, Sequence[float]]:
+        sizes, weights, staleness = np.diff(made.bounds), made.weights, made.staleness
+        used, server = weights != 0, self.server
+        new = np.zeros(len(used), bool)
+        chosen = np.flatnonzero(used)
+        new[chosen[np.unique(made.client[chosen], return_index=True)[1]]] = True
+        new &= ~server.heard[made.client]
+        heard = server._count_heard + np.cumsum(np.add.reduceat(new, made.bounds[:-1], dtype=np.int64))
+        server.heard[made.client[new]] = True
+        server._count_heard = int(heard[-1])
+        before, size = server._rounds.tally, made.costs.bytes
+        columns: dict[str, IntArray] = {
+            "invited": sizes.copy(),
+            "arrived": sizes.copy(),
+            "failed": np.zeros_like(sizes),
+            "cancelled": np.zeros_like(sizes),
+            "bytes_down": sizes * size[0],
+            "bytes_up": sizes * size[1],
+        }
+        for name, column in columns.items():
+            column[0] += before[name]
+        facts: dict[str, Sequence[float]] = {name: column.tolist() for name, column in columns.items()}
+        facts["used"] = np.add.reduceat(used, made.bounds[:-1], dtype=np.int64).tolist()
+        facts["heard"] = heard.tolist()
+        if len(sizes) == len(weights):
+            facts["weight"] = weights.tolist()
+            old = np.where(used, staleness, 0)
+            return facts | {"staleness_mean": (old / 1).tolist(), "staleness_max": old.tolist()}
+        pairs = list(pairwise(made.bounds.tolist()))
+        facts["weight"] = [math.fsum(weights[begin:end].tolist()) for begin, end in pairs]
+        rows = [staleness[begin:end][used[begin:end]].tolist() for begin, end in pairs]
+        facts["staleness_mean"] = [sum(row) / len(row) if row else 0.0 for row in rows]
+        return facts | {"staleness_max": [max(row, default=0) for row in rows]}
+
+
+def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh) -> bool:
+    """Pass rounds as far as possible, and close them; False where the next has to be gone through event by event."""
+    if server.passes is None:
+        server.passes = possible(server)
+    if not server.passes or policy.restart or (fleet := fleet_of(server, work)) is None:
+        return False
+    server._tell_path(work, ())
+    passage = Passage(server, fleet, weigh)
+    passage.go(policy)
+    if not passage.rounds:
+        return False
+    server._rounds.close_stretch(server, passage.stretch())
+    return True
