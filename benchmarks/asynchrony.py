@@ -5,10 +5,10 @@
     python benchmarks/asynchrony.py --device cuda --precision tf32 --workload W1
 
 All train the same population with the same model in one process, taking turns, full rounds with history and audit,
-evaluation off; medians over the turns. Beside FedAvg with everybody in a round, it is compared with FedAvg whose cohorts
-have as many jobs as the asynchronous method's schedule lets the engine train in a call, on average (`jobs a call`). The
-first updates (two of every client) are not counted; what is trained ahead when a run ends counts for nothing, so runs
-should be long. A schedule has no model at all.
+evaluation off; medians over the turns. Beside FedAvg with everybody in a round, they are compared with FedAvg whose
+cohorts have as many jobs as the asynchronous method's schedule lets the engine train in a call, on average (`jobs a
+call`). The first updates (two of every client) are not counted; what is trained ahead when a run ends counts for
+nothing, so runs should be long. A schedule has no model at all.
 """
 
 from __future__ import annotations

@@ -3,22 +3,22 @@ rounds, who arrives when follows from the waiting policy alone."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.clients.fates import FOREVER
 from turnout.core.random import IntArray
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.jobs import ARRIVED, Costs, Job
 from turnout.server.policy import Policy
+from turnout.server.updates import by_block
 
-Result = tuple[Block, int]  # what a job has brought: a block, and which of its rows
+NONE = -1
 
 
 class Arrivals(NamedTuple):
@@ -45,11 +45,9 @@ class Fleet:
     begun_at: IntArray  # [N] ticks
     ends_at: IntArray  # [N] ticks
     received: list[Tensor]  # N models `[P]`
-    results: list[Result | None]  # N; None: not trained yet
-    trained: NDArray[np.bool_] = field(init=False)  # [N]
-
-    def __post_init__(self) -> None:
-        self.trained = np.array([result is not None for result in self.results], bool)
+    block: IntArray  # [N] of `blocks`, where the job is trained; NONE: it is not
+    row: IntArray  # [N] of that block
+    blocks: dict[int, Block] = field(default_factory=dict)
 
     @classmethod
     def of(cls, jobs: Sequence[Job], work: LocalSGD, costs: Costs) -> Fleet | None:
@@ -61,8 +59,12 @@ class Fleet:
             np.array([getattr(job, name) for job in rows], np.int64)
             for name in ("number", "version", "sent_at", "ends_at")
         )
-        received, results = [job.received for job in rows], [job.result for job in rows]
-        return cls(work, costs, number, version, begun_at, ends_at, received, results)
+        none, received = np.full(len(rows), NONE), [job.received for job in rows]
+        fleet = cls(work, costs, number, version, begun_at, ends_at, received, none, none.copy())
+        trained = [job for job in rows if job.result is not None]
+        for block, there, places in by_block([job.result for job in trained if job.result is not None]):
+            fleet.bring(np.array([trained[place].client for place in places]), block, there)
+        return fleet
 
     def __len__(self) -> int:
         return len(self.number)
@@ -70,7 +72,8 @@ class Fleet:
     def jobs(self) -> list[Job]:
         """Make objects of them, in the order in which they began."""
         columns = (self.number, self.version, self.begun_at, self.ends_at)
-        rows = list(zip(*(column.tolist() for column in columns), self.received, self.results, strict=True))
+        results = [None if block is None else (block, row) for block, row in self.results(np.arange(len(self)))]
+        rows = list(zip(*(column.tolist() for column in columns), self.received, results, strict=True))
         jobs = []
         for client in np.argsort(self.begun_at, kind="stable").tolist():
             number, version, begun, ends, received, result = rows[client]
@@ -99,13 +102,16 @@ class Fleet:
         if len(closes_at) < 2:
             return found
         back = closes_at[number] + self.costs.ticks[found.client]  # when those who begin again would arrive again
+        last = closes_at
+        if policy.window is None and int(back.max()) < FOREVER // len(self):  # of two at the same tick the lower client
+            back, last = back * len(self) + found.client, closes_at * len(self) + found.client[count - 1 :: count]
         first = np.flatnonzero(np.diff(number, prepend=-1))
-        late = np.flatnonzero(np.minimum.accumulate(np.minimum.reduceat(back, first))[:-1] <= closes_at[1:])
+        late = np.flatnonzero(np.minimum.accumulate(np.minimum.reduceat(back, first))[:-1] <= last[1:])
         return found.first(int(late[0]) + 1) if len(late) else found
 
     def there(self, arrivals: Arrivals) -> Arrivals:
         """Take the first of these rounds, all of whose updates are trained."""
-        missing = np.flatnonzero(~self.trained[arrivals.client])
+        missing = np.flatnonzero(self.block[arrivals.client] == NONE)
         return arrivals.first(int(arrivals.round[missing[0]])) if len(missing) else arrivals
 
     # -- what is trained --------------------------------------------------------------------------------------
@@ -114,16 +120,23 @@ class Fleet:
         """List the clients to be trained together, as a server does that goes event by event: those `needed` now, and
         of the others in flight the first to arrive. Of so many that are missing and so many results that wait, `room`
         tells how many that may be. With whether some are not needed yet."""
-        missing, others = needed[~self.trained[needed]], np.ones(len(self), bool)
+        missing, others = needed[self.block[needed] == NONE], self.block == NONE
         others[needed] = False
-        ahead = np.flatnonzero(others & ~self.trained)
+        ahead = np.flatnonzero(others)
         waiting = len(self) - len(needed) - len(ahead)
         ahead = ahead[np.argsort(self.ends_at[ahead], kind="stable")][: max(0, room(len(missing), waiting))]
         return np.concatenate([missing, ahead]), len(ahead) > 0
 
-    def bring(self, client: int, result: Result) -> None:
-        """Note what a client's training has given."""
-        self.results[client], self.trained[client] = result, True
+    def bring(self, clients: IntArray, block: Block, rows: Sequence[int]) -> None:
+        """Note what the training of clients has given: rows of a block."""
+        number = max(self.blocks, default=NONE) + 1
+        self.blocks[number], self.block[clients], self.row[clients] = block, number, rows
+
+    def results(self, clients: IntArray) -> Iterator[tuple[Block | None, int]]:
+        """Give what clients have brought: a block, None if they are not trained, and which of its rows."""
+        blocks = self.blocks
+        for number, row in zip(self.block[clients].tolist(), self.row[clients].tolist(), strict=True):
+            yield blocks.get(number), row
 
     def begin_again(self, arrivals: Arrivals, numbers: IntArray, version: int, models: Sequence[Tensor]) -> None:
         """Start the clients of these rounds again as their rounds close: on `models`, one a round, the first of which
@@ -132,20 +145,23 @@ class Fleet:
         self.begun_at[clients] = arrivals.closes_at[number]
         self.ends_at[clients] = arrivals.closes_at[number] + self.costs.ticks[clients]
         self.number[clients], self.version[clients] = numbers, version + number
-        self.trained[clients] = False
+        self.block[clients] = NONE
         for client, row in zip(clients.tolist(), number.tolist(), strict=True):
-            self.received[client], self.results[client] = models[row], None
+            self.received[client] = models[row]
 
     def compact(self) -> None:
-        """Let go of blocks of which most rows have been used."""
-        results = [result for result in self.results if result is not None]
-        left = Counter([id(block) for block, _ in results])
-        for block in {id(block): block for block, _ in results if 2 * left[id(block)] < block.rows}.values():
-            clients = [i for i, result in enumerate(self.results) if result is not None and result[0] is block]
-            rows = {row: i for i in clients if (found := self.results[i]) is not None for row in [found[1]]}
-            fewer = block.take(sorted(rows))
-            for row, before in enumerate(sorted(rows)):
-                self.results[rows[before]] = fewer, row
+        """Let go of blocks that have been used, and of rows that have, once they are as many as jobs in flight."""
+        left = np.bincount(self.block[self.block != NONE], minlength=max(self.blocks, default=NONE) + 1)
+        for number in [number for number in self.blocks if not left[number]]:
+            del self.blocks[number]
+        if sum(block.rows for block in self.blocks.values()) <= 2 * len(self):
+            return
+        for number, block in self.blocks.items():
+            if 2 * left[number] < block.rows:
+                clients = np.flatnonzero(self.block == number)
+                clients = clients[np.argsort(self.row[clients])]
+                self.blocks[number] = block.take(self.row[clients].tolist())
+                self.row[clients] = np.arange(len(clients))
 
 
 def _as_costs_say(job: Job, costs: Costs) -> bool:

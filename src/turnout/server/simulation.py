@@ -255,8 +255,7 @@ class Simulation(Mailbox):
         models, begun_at = [fleet.received[client] for client in clients.tolist()], fleet.begun_at[clients]
         order = self._order(fleet.work, clients, fleet.number[clients], models, begun_at, ahead=ahead)
         for rows, payload, _, _ in self._engine.train(order, fleet.version[clients].tolist(), keep_params=False):
-            for place, row in enumerate(rows):
-                fleet.bring(int(clients[row]), (payload, place))
+            fleet.bring(clients[np.asarray(rows)], payload, range(len(rows)))
         fleet.compact()
 
     def _order(

@@ -13,11 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnout.aggregation.optimisers import Step
 from turnout.clients.fates import FOREVER
 from turnout.core.random import FloatArray, IntArray
+from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.fleet import Arrivals, Fleet
 from turnout.server.jobs import Costs, signature
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
     from turnout.server.simulation import Simulation
 
 Weigh = Callable[[IntArray, IntArray], FloatArray]  # of clients and staleness `[k]`: what each update counts `[k]`
+Result = tuple[Block, int]  # what a job has brought: a block, and which of its rows
 MOST = 512  # updates after which a stretch ends: observers want to know how it goes on
+_SHORT = 1 << 17  # numbers of a vector that is: calls cost more than they
 _OF_A_ROUND = ("on_invite", "on_arrival", "on_step", "on_round")  # what an observer is told between two rounds
 
 
@@ -167,20 +172,16 @@ class Passage:
         version, rounds = server.version, len(some.closes_at)
         staleness = version + some.round - fleet.version[clients]
         weights = np.array(self.weigh(clients, staleness), np.float64)
-        results = [result for i in clients.tolist() if (result := fleet.results[i]) is not None]
+        results = [(block, row) for block, row in fleet.results(clients) if block is not None]
         if not np.isfinite(weights).all() or len(results) < len(clients):
             return False
-        optimiser, model = copy.copy(server.law.optimiser), server.model
-        models: list[Tensor] = []
-        if len(clients) == rounds:
-            for (block, row), weight in zip(results, weights.tolist(), strict=True):
-                model = optimiser.step(model, block.weighted_sum("delta", [row], [weight]))
-                models.append(model)
-        else:
+        optimiser = copy.copy(server.law.optimiser)
+        if len(clients) > rounds:
             bounds = np.searchsorted(some.round, np.arange(rounds + 1)).tolist()
-            for begin, end in pairwise(bounds):
-                model = optimiser.step(model, add_up(by_block(results[begin:end]), weights[begin:end]))
-                models.append(model)
+            models = _by_sums(optimiser, server.model, results, weights, bounds)
+        else:
+            models = _one_by_one(optimiser, server.model, results, weights)
+        model = models[-1]
         if not is_finite(model):  # and so may be one before
             server.passes = False
             return False
@@ -239,6 +240,35 @@ class Passage:
         rows = [staleness[begin:end][used[begin:end]].tolist() for begin, end in pairs]
         facts["staleness_mean"] = [sum(row) / len(row) if row else 0.0 for row in rows]
         return facts | {"staleness_max": [max(row, default=0) for row in rows]}
+
+
+def _by_sums(
+    optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray, bounds: list[int]
+) -> list[Tensor]:
+    """Compute the models `[P]` after rounds of several updates each."""
+    models = []
+    for begin, end in pairwise(bounds):
+        model = optimiser.step(model, add_up(by_block(results[begin:end]), weights[begin:end]))
+        models.append(model)
+    return models
+
+
+def _one_by_one(optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray) -> list[Tensor]:
+    """Compute the models `[P]` after rounds of one update each; where vectors are short, without a call for each."""
+    blocks = {id(block): block for block, _ in results}
+    short = model.device.type == "cpu" and model.numel() <= _SHORT
+    if not short or type(optimiser) is not Step or any(type(block) is not Block for block in blocks.values()):
+        models = []
+        for place, (block, row) in enumerate(results):
+            model = optimiser.step(model, block.weighted_sum("delta", [row], weights[place : place + 1]))
+            models.append(model)
+        return models
+    rows = {name: block["delta"].unbind() for name, block in blocks.items()}
+    change, models, lr = torch.empty_like(model), [], optimiser.lr
+    for (block, row), weight in zip(results, weights.tolist(), strict=True):
+        model = torch.add(model, torch.mul(rows[id(block)][row], weight, out=change), alpha=lr)
+        models.append(model)
+    return models
 
 
 def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh) -> bool:
