@@ -30,6 +30,7 @@ from turnout import (
     UserError,
     devices,
 )
+from turnout.aggregation.optimisers import Step
 from turnout.core import random
 from turnout.core.threads import threads
 from turnout.engine.background import Background, Compute, Late, Part
@@ -388,9 +389,11 @@ def synchronous(work: LocalSGD) -> Any:
     return FedAvg(work, Full())
 
 
-def simulation(algorithm: Callable[[LocalSGD], Any], plan: Plan, sizes: tuple[int, ...], rounds: int) -> Simulation:
-    people = images(sizes, devices=devices.fx(80, len(sizes)))
-    return Simulation(Task(conv, seed=3), people, algorithm(local()), stopping=Stopping(rounds), plan=plan)
+def simulation(
+    algorithm: Callable[[LocalSGD], Any], plan: Plan, sizes: tuple[int, ...], rounds: int, *observers: Observer
+) -> Simulation:
+    people, stopping = images(sizes, devices=devices.fx(80, len(sizes))), Stopping(rounds)
+    return Simulation(Task(conv, seed=3), people, algorithm(local()), stopping=stopping, plan=plan, observers=observers)
 
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 5, 9), (9,) * 10], ids=["unequal", "equal"])
@@ -445,7 +448,16 @@ def test_a_look_at_the_clients_changes_no_bit(algorithm: Callable[[LocalSGD], An
     assert torch.equal(*models)
 
 
-def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+class EachRound(Observer):
+    """Has every round closed by itself."""
+
+    def on_round(self, server: Server, record: Round) -> None: ...
+
+
+@pytest.mark.parametrize("observers", [(), (EachRound(),)], ids=["in stretches", "round by round"])
+def test_the_server_goes_on_while_clients_are_trained(
+    observers: tuple[Observer, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread is held up with clients that come later until the server has used the first."""
     holding, used, spread, calls = threading.Event(), threading.Event(), Background.spread, count()
 
@@ -461,17 +473,17 @@ def test_the_server_goes_on_while_clients_are_trained(monkeypatch: pytest.Monkey
         return spread(self, block, *where)
 
     monkeypatch.setattr(Background, "spread", held_up)
-    server = simulation(asynchronous, Plan(threads=2), (9,) * 26, 25)
-    step, during = server.step, list[bool]()
+    server = simulation(asynchronous, Plan(threads=2), (9,) * 26, 25, *observers)
+    step, during = Step.step, list[bool]()
 
     def stepped(*arguments: Any) -> Any:
-        counted = step(*arguments)
+        moved = step(*arguments)
         assert holding.wait(PATIENCE)
         during.append(not used.is_set())
         used.set()
-        return counted
+        return moved
 
-    monkeypatch.setattr(server, "step", stepped)
+    monkeypatch.setattr(Step, "step", stepped)
     server.run()
     assert during == [True] + [False] * 24
 

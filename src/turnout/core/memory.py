@@ -31,12 +31,17 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) for name, value in settings)
 
 
+def is_large(vector: Tensor) -> bool:
+    """Tell whether room for such a vector is worth the while."""
+    return vector.device.type == "cpu" and vector.numel() * vector.element_size() >= _LARGE
+
+
 def room_like(vector: Tensor) -> Tensor:
     """Room for another such vector; once it is let go it can be used again for a third. It is aligned here, not by the
     allocator."""
-    size = vector.numel() * vector.element_size()
-    if vector.device.type != "cpu" or size < _LARGE:
+    if not is_large(vector):
         return torch.empty_like(vector)
+    size = vector.numel() * vector.element_size()
     room = torch.from_numpy(np.empty(size + _LINE, np.uint8))
     begin = -room.data_ptr() % _LINE
     return room[begin : begin + size].view(vector.dtype).view(vector.shape)

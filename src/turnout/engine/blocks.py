@@ -50,6 +50,11 @@ class Block(Mapping[str, Tensor]):
     def rows(self) -> int:
         return max((len(values) for values in self._vectors.values()), default=0)
 
+    @property
+    def late(self) -> bool:
+        """Tell whether rows may not be there yet, or are elsewhere."""
+        return self._late is not None
+
     def ask(self, method: str, *arguments: object) -> Answer:
         """Ask for what a method of this class returns; another machine begins at once."""
         return partial(getattr(self, method), *arguments)

@@ -151,6 +151,10 @@ class RemoteBlock(Block):
     def __init__(self, engine: RemoteEngine, held: _Held, names: Sequence[str], home: Block, rows: int) -> None:
         self._engine, self._held, self._names, self._home, self._rows = engine, held, names, home, rows
 
+    @property
+    def late(self) -> bool:
+        return True
+
     def __getitem__(self, name: str) -> Tensor:
         return self.some(name, range(self._rows))
 

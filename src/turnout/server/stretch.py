@@ -19,6 +19,7 @@ from torch import Tensor
 
 from turnout.aggregation.optimisers import Step
 from turnout.clients.fates import FOREVER
+from turnout.core.memory import is_large
 from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 Weigh = Callable[[IntArray, IntArray], FloatArray]  # of clients and staleness `[k]`: what each update counts `[k]`
 Result = tuple[Block, int]  # what a job has brought: a block, and which of its rows
 MOST = 512  # updates after which a stretch ends: observers want to know how it goes on
-_SHORT = 1 << 17  # numbers of a vector that is: calls cost more than they
 _OF_A_ROUND = ("on_invite", "on_arrival", "on_step", "on_round")  # what an observer is told between two rounds
 
 
@@ -256,8 +256,7 @@ def _by_sums(
 def _one_by_one(optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray) -> list[Tensor]:
     """Compute the models `[P]` after rounds of one update each; where vectors are short, without a call for each."""
     blocks = {id(block): block for block, _ in results}
-    short = model.device.type == "cpu" and model.numel() <= _SHORT
-    if not short or type(optimiser) is not Step or any(type(block) is not Block for block in blocks.values()):
+    if is_large(model) or type(optimiser) is not Step or any(block.late for block in blocks.values()):
         models = []
         for place, (block, row) in enumerate(results):
             model = optimiser.step(model, block.weighted_sum("delta", [row], weights[place : place + 1]))
