@@ -30,6 +30,7 @@ from turnout import (
 from turnout.aggregation.optimisers import Adam, Momentum
 from turnout.aggregation.rules import CoordinateMedian
 from turnout.core.errors import UserError
+from turnout.engine.engine import Engine
 from turnout.record.audit import Audit
 from turnout.server import stretch
 from turnout.server.observer import Event, Round
@@ -224,6 +225,12 @@ def test_what_is_not_known_beforehand_is_gone_through(name: str) -> None:
     result = turnout.execute(UNFORESEEN[name](), observers=[listening])
     assert listening.passed == 0
     assert result.history.rounds.rows == 71
+
+
+def test_a_rehearsal_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Engine, "train")
+    server = turnout.rehearse(METHODS["arrival"](), people(), 30, observers=[Listening()])
+    assert server.version == 30
 
 
 def test_an_observer_is_told_of_each_round_or_says_what_it_does_with_many() -> None:
