@@ -144,7 +144,7 @@ def main() -> None:
         print(json.dumps(child(arguments.side, arguments)))
         return
     rows: dict[str, dict[str, dict[str, Any]]] = {}
-    default = {"W1": 5, "W2": 100, "W3": 8, "W3-mlp": 40, "million": 10}
+    default = {"W1": 5, "W2": 100, "W3": 8, "W3-mlp": 40, "million": 10, "ResNet-18": 2, "GPT": 4, "ViT": 3, "LSTM": 4}
     asked = arguments.rounds
     for workload in arguments.workload or list(WORKLOADS):
         arguments.rounds = asked or default[workload]

@@ -10,31 +10,40 @@ SYMBOLS, CONTEXT, WIDTH, HEADS = 32, 16, 32, 4
 
 
 class Attention(nn.Module):
-    def __init__(self, causal: bool) -> None:
+    def __init__(self, causal: bool, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.into, self.out, self.causal = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), causal
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.causal, self.heads = causal, heads
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[batch, time, WIDTH]`"""
-        batch, time, _ = x.shape
-        q, k, v = self.into(x).view(batch, time, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        """`[batch, time, width]`"""
+        batch, time, width = x.shape
+        q, k, v = self.into(x).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, WIDTH))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, width))
         return out
 
 
 class Block(nn.Module):
-    def __init__(self, causal: bool) -> None:
+    def __init__(
+        self, causal: bool, width: int = WIDTH, heads: int = HEADS, inner: int = 2 * WIDTH, dropout: float = 0.1
+    ) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(WIDTH), Attention(causal), nn.Dropout(0.1))
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(causal, width, heads), nn.Dropout(dropout))
         self.mlp = nn.Sequential(
-            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.1)
+            nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.Dropout(dropout)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
         out: Tensor = x + self.mlp(x)
         return out
+
+
+def transformer(layers: int, causal: bool, width: int, heads: int) -> nn.Module:
+    """`[batch, time, width]` to as many, without dropout."""
+    blocks = (Block(causal, width, heads, 4 * width, 0.0) for _ in range(layers))
+    return nn.Sequential(*blocks, nn.LayerNorm(width))
 
 
 class GPT(nn.Module):

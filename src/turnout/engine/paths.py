@@ -31,6 +31,8 @@ CHAIN, VMAP, THREADS, RAY = "chain", "vmap", "threads", "ray"
 
 # A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
 _SLOW_ON_CPU = {"convolutions": (nn.Conv1d, nn.Conv2d, nn.Conv3d), "recurrent layers": (nn.RNNBase,)}
+# Nor does it gain by computing clients together whose values fill its caches one by one: numbers a sample.
+_MANY_BETWEEN = 1 << 16
 
 
 class Path(NamedTuple):
@@ -97,10 +99,14 @@ def chain_or_reason(task: Task, plan: Plan) -> Chain | str:
 
 def _slow_together(task: Task, plan: Plan) -> str:
     """Say why clients should be computed one after another, as far as the plan and the layers say."""
-    layers = list(task.module.modules())
+    if plan.engine == "vectorised":
+        return ""
+    layers = list(task.module.modules()) if plan.device == "cpu" else []
     slow = [word for word, kinds in _SLOW_ON_CPU.items() if any(isinstance(layer, kinds) for layer in layers)]
-    if slow and plan.device == "cpu" and plan.engine != "vectorised":
+    if slow:
         return f"the model has {' and '.join(slow)} and the device is a CPU"
+    if layers and task.between >= _MANY_BETWEEN:
+        return f"layers give {task.between:,} numbers a sample, and those of one client fill the caches of a CPU"
     return "engine.engine is sequential" if plan.engine == "sequential" else ""
 
 

@@ -37,6 +37,7 @@ from turnout.task.task import Task
 
 PARTS = ("start", "start_momentum", "counted", "step", "gradient", "objective", "descend", "finish", "answer")
 GATHER_AT_ONCE = 64 << 20  # bytes
+ENOUGH = 8  # images of a batch for which kernels that are laid out otherwise than images are worth another layout
 CLIENTS_A_BLOCK = 8  # at most: what a thread has at a time, where there are convolutions
 
 
@@ -300,7 +301,7 @@ class PlainSGD:
                 self.step(state, lr, batch._replace(**parts))
             self.difference(state, received[None], moved)
             return moved[0]
-        layers = {name: value.clone() for name, value in task.layers(received).items()}
+        layers = {name: _own(layer) for name, layer in task.layers(received).items()}
         for batch in batches:
             for own, weights, key in task.models(layers, batch.weights, batch.key):
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
@@ -320,6 +321,11 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
         return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
     count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
+
+
+def _own(layer: Tensor) -> Tensor:
+    """Copy a layer, laid out as images are: kernels in another order are put in this one in every pass."""
+    return layer.clone(memory_format=torch.channels_last) if layer.ndim == 4 else layer.clone()
 
 
 def as_convolved(inputs: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from turnout.engine.chain import Chain
 from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, as_convolved, some
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, ENOUGH, Course, PlainSGD, as_convolved, some
 from turnout.engine.plan import Plan, computing_on, stays
 from turnout.engine.python_path import Caller
 from turnout.local import job, reports
@@ -362,18 +362,21 @@ class Cohort:
             if type(work).score is not LocalSGD.score:
                 data = replace(data, scores=data.scan(partial(work.score, task, received)))
 
+            plain = plain_sgd.applies(task, work, ())
+
             def mini_batches() -> Iterator[Batch]:
                 for number in range(int(steps[i])):
                     stored = drawn.stored(number)
                     size = sizes[i][stored]
                     inputs, targets = self.samples(rows[i, stored, :size])
-                    inputs = trees.map_leaves(as_convolved, inputs)
+                    if plain or size >= ENOUGH:
+                        inputs = trees.map_leaves(as_convolved, inputs)
                     weights = received.new_full((size,), 1 / size)
                     positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
                     yield Batch(inputs, targets, weights, positions, key, number)
 
             params, carry = job.begin(work, task, received, state, data)
-            if plain_sgd.applies(task, work, ()):
+            if plain:
                 most = int(steps[i]) * rows.shape[-1]
                 counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
                 params = params + self._plain.run_client(task, params, work.lr, most, counted)

@@ -56,6 +56,7 @@ class Task(Spelt):
     idle: frozenset[str] = frozenset()  # parameters that get no gradient; see `examine`
     steady: frozenset[str] = frozenset()  # buffers that no pass changes, the same tensors in copies; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    between = 0  # numbers that all layers give for a sample, once one is known
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
     _seed, _seed_given = 0, False
@@ -353,7 +354,7 @@ class Task(Spelt):
         finally:
             for hook in hooks:
                 hook.remove()
-        self.layer_shapes = shapes
+        self.layer_shapes, self.between = shapes, total // self.initial.element_size()
         return total
 
     def why_not(self, error: Exception, inputs: Tree) -> str:
