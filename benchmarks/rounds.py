@@ -82,11 +82,11 @@ def _run(
         people,
         FedAvg(LocalSGD(workload.lr, workload.epochs, batch_size=workload.batch), Uniform(workload.cohort)),
         plan=plan,
-        stopping=Stopping(rounds + 1),
+        stopping=Stopping(rounds + 2),
         evaluation=evaluation or Evaluation(rounds=10**9, clients=10, train=True),
         observers=[History(), Audit(), watch],
     ).run()
-    return np.diff(watch.times).tolist()
+    return np.diff(watch.times)[:-1].tolist()  # the last round is always evaluated
 
 
 def child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -144,7 +144,19 @@ def main() -> None:
         print(json.dumps(child(arguments.side, arguments)))
         return
     rows: dict[str, dict[str, dict[str, Any]]] = {}
-    default = {"W1": 5, "W2": 100, "W3": 8, "W3-mlp": 40, "million": 10, "ResNet-18": 2, "GPT": 4, "ViT": 3, "LSTM": 4}
+    default = {
+        "W1": 5,
+        "W2": 100,
+        "W3": 8,
+        "W3-mlp": 40,
+        "million": 10,
+        "ResNet-18": 2,
+        "GPT": 4,
+        "ViT": 3,
+        "LSTM": 4,
+        "LeNet": 3,
+        "W4": 5,
+    }
     asked = arguments.rounds
     for workload in arguments.workload or list(WORKLOADS):
         arguments.rounds = asked or default[workload]

@@ -83,6 +83,13 @@ class Patched(nn.Module):
         return scores
 
 
+def lenet() -> nn.Module:
+    """LeNet-5 for images 3x32x32, 62,006 parameters."""
+    convolutions = (nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+    wide = (nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+    return nn.Sequential(*convolutions, nn.Flatten(), *wide)
+
+
 def group_normed() -> nn.Module:
     """ResNet-18 for CIFAR, 11.2 million parameters."""
     return zoo_models.ResNet18(partial(nn.GroupNorm, 32))
@@ -109,6 +116,7 @@ WORKLOADS = {
         Workload("GPT", gpt, (80,), samples_per_client=50, cohort=10, clients=100, symbols=65),
         Workload("ViT", Patched, (3, 32, 32), samples_per_client=50, cohort=10, clients=100),
         Workload("LSTM", lstm, (80,), samples_per_client=40, cohort=10, clients=100, symbols=90),
+        Workload("LeNet", lenet, (3, 32, 32), samples_per_client=500, cohort=10, clients=20, batch=50, epochs=5),
         Workload("W4", partial(cnn_cifar, dropout=0.0), (3, 32, 32), samples_per_client=50, cohort=50),
     )
 }

@@ -32,6 +32,10 @@ def relu() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 33_000), nn.Tanh(), nn.Linear(33_000, 3))
+
+
 def recurrent() -> nn.Module:
     class Last(nn.Module):
         def __init__(self) -> None:
@@ -106,6 +110,13 @@ ALONE = Plan(engine="sequential", threads=1)
             "the model or the loss cannot be mapped over clients (Batching rule not implemented for aten::gru.input)",
         ),
         (lambda: path(mlp, PLAIN, ALONE), THREADS, "engine.engine is sequential; chain does not know Tanh (1)"),
+        (
+            lambda: path(wide, PLAIN),
+            THREADS,
+            "layers give 66,006 numbers a sample, and those of one client fill the caches of a CPU; "
+            "chain does not know Tanh (1)",
+        ),
+        (lambda: path(wide, PLAIN, Plan(engine="vectorised", threads=1)), VMAP, "chain does not know Tanh (1)"),
         (lambda: path(relu, PLAIN, loss=spread), THREADS, "the loss looks at the other samples of a batch"),
         (
             lambda: path(relu, PLAIN, Plan(engine="ray", threads=1)),

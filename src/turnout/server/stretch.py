@@ -122,7 +122,9 @@ def fleet_of(server: Simulation, work: LocalSGD) -> Fleet | None:
     if any(signature(other) != signature(work) for other in others.values()):
         return None
     fleet = Fleet.of(jobs, work, demand.costs)
-    if fleet is not None:
+    if fleet is None:
+        server.passes = False
+    else:
         flight.sail(fleet)
     return fleet
 
@@ -274,12 +276,14 @@ def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh
     """Pass rounds as far as possible, and close them; False where the next has to be gone through event by event."""
     if server.passes is None:
         server.passes = possible(server)
-    if not server.passes or policy.restart or (fleet := fleet_of(server, work)) is None:
+    fleet = fleet_of(server, work) if server.passes and not policy.restart else None
+    if fleet is None:
         return False
     server._tell_path(work, ())
     passage = Passage(server, fleet, weigh)
     passage.go(policy)
-    if not passage.rounds:
-        return False
-    server._rounds.close_stretch(server, passage.stretch())
-    return True
+    if passage.rounds:
+        server._rounds.close_stretch(server, passage.stretch())
+    else:
+        server.passes = False  # to line all jobs up again and again would cost more than it saves
+    return passage.rounds > 0
