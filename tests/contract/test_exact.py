@@ -51,7 +51,41 @@ def texts() -> Population:
     return Population(tokens, tokens[:, 0], Ragged(np.concatenate([[0], np.cumsum(SIZES)]), np.arange(len(tokens))))
 
 
-CASES = {"mlp": (mlp, population), "dropout": (dropout_mlp, population), "conv": (conv, images), "lstm": (lstm, texts)}
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 2)
+    )
+
+
+class Standardised(nn.Module):
+    """Looks at its kernels as at vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, bias=False), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spread = self.second.weight.view(4, -1).std(1).view(4, 1, 1, 1)
+        x = nn.functional.conv2d(self.first(x), self.second.weight / spread)
+        scores: torch.Tensor = self.head(x.flatten(1))
+        return scores
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "mlp": (mlp, population),
+    "dropout": (dropout_mlp, population),
+    "conv": (conv, images),
+    "normed": (normed, images),
+    "standardised": (Standardised, images),
+    "lstm": (lstm, texts),
+}
+
+
+@pytest.mark.parametrize(("case", "kernels"), [("normed", {"0.weight", "3.weight"}), ("standardised", set())])
+def test_kernels_are_laid_out_as_images_where_the_model_allows_it(case: str, kernels: set[str]) -> None:
+    people = images()
+    cohort = Cohort(Task(CASES[case][0], seed=3), people.inputs, people.targets, Plan(threads=1))
+    assert cohort._plain.kernels == kernels
 
 
 def run(
@@ -121,7 +155,7 @@ def test_every_work_equals_the_plain_loop(work: str, engine: str, precision: str
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
-@pytest.mark.parametrize("case", ["dropout", "conv", "lstm"])
+@pytest.mark.parametrize("case", ["dropout", "conv", "normed", "standardised", "lstm"])
 def test_every_model_equals_the_plain_loop(case: str, engine: str) -> None:
     got, expected = run(case, WORKS["plain"], Plan(engine=engine, precision="float64", threads=2))
     assert worst(got, expected) <= 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ from turnout.aggregation.rules import CoordinateMedian
 from turnout.core.errors import UserError
 from turnout.engine.engine import Engine
 from turnout.record.audit import Audit
+from turnout.record.history import History
 from turnout.server import stretch
+from turnout.server.closing import Buffer, EachArrival
+from turnout.server.fleet import Fleet
 from turnout.server.observer import Event, Round
+from turnout.server.policy import Policy
 from turnout.server.stretch import Stretch
 
 SIZES = (4, 9, 6, 3, 12, 5, 8, 4, 7, 10)
@@ -132,7 +137,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
 @pytest.mark.parametrize("delays", [DELAYS, TIES], ids=["apart", "ties"])
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_left_is_the_same(name: str, delays: list[float]) -> None:
-    compare(lambda: experiment(METHODS[name](), people=people(delays)), None if name == "narrow window" else 70)
+    compare(lambda: experiment(METHODS[name](), people=people(delays)), 1 if name == "narrow window" else 70)
 
 
 WORLDS: dict[str, dict[str, Any]] = {
@@ -151,6 +156,11 @@ WORLDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("world", WORLDS)
 def test_whatever_the_world(name: str, world: str) -> None:
     compare(lambda: experiment(METHODS[name](), **WORLDS[world]), 5)
+
+
+@pytest.mark.parametrize("name", ["arrival", "buffer"])
+def test_more_ticks_than_a_float_can_tell(name: str) -> None:
+    compare(lambda: experiment(METHODS[name](), people=people([1e10 * delay for delay in DELAYS])), 70)
 
 
 def test_rounds_of_several_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +237,121 @@ def test_what_is_not_known_beforehand_is_gone_through(name: str) -> None:
     assert result.history.rounds.rows == 71
 
 
+def test_a_method_or_a_wait_of_ones_own_may_change_from_round_to_round() -> None:
+    """What a subclass says is asked in every round, and not taken for what its base says."""
+
+    @dataclass(frozen=True)
+    class Growing(Buffer):
+        def policy(self, durations: Any, version: int = 0, concurrency: int | None = None) -> Policy:
+            return Policy(count=2 + version // 10)
+
+    @dataclass(frozen=True)
+    class Fading(EachArrival):
+        def naive(self, server: turnout.Server, clients: Any) -> Any:
+            return np.full(len(clients), 1 / (1 + server.version))
+
+    @dataclass
+    class Doubling(AsyncFedAvg):
+        def policy(self, durations: Any, version: int = 0) -> Policy:
+            return Policy(count=1 + (version > 10))
+
+    @dataclass
+    class Ramped(AsyncFedAvg):
+        def inverse_rates(self, policy: Any, durations: Any) -> Any:
+            return np.linspace(1, 2, len(SIZES))
+
+    for method in (
+        lambda: AsyncFedAvg(local(), wait=Growing(2)),
+        lambda: AsyncFedAvg(local(), wait=Fading(), weight_rule="naive"),
+        lambda: Doubling(local()),
+        lambda: Ramped(local()),
+    ):
+        compare(lambda method=method: experiment(method(), 30), None)  # type: ignore[misc]
+
+
+class Noting(Listening):
+    """Notes, looks at the history, and raises when a model is evaluated."""
+
+    def __init__(self, fails_at: int = 10**9) -> None:
+        super().__init__()
+        self.fails_at, self.known = fails_at, list[tuple[int, int]]()
+        self.history: History | None = None
+
+    def on_start(self, server: turnout.Server) -> None:
+        self.history = next(one for one in server.observers if isinstance(one, History))
+
+    def on_evaluate(self, server: turnout.Server, measures: dict[str, float]) -> None:
+        assert self.history is not None
+        self.known.append((server.version, self.history.rounds.rows))
+        server.note(known=self.history.rounds.rows)
+        if server.version >= self.fails_at:
+            raise UserError("enough")
+
+
+def test_who_is_told_of_an_evaluation_knows_of_all_rounds_before() -> None:
+    noting = Noting()
+    found = turnout.execute(experiment(METHODS["arrival"](), 30), observers=[noting])
+    assert noting.known == [(0, 1), *((version, version) for version in (7, 14, 21, 28, 30))]
+    known = found.history.rounds.read()["known"]
+    assert {int(round): int(value) for round, value in enumerate(known) if np.isfinite(value)} == {
+        1: 1, 8: 7, 15: 14, 22: 21, 29: 28,
+    }  # fmt: skip
+    assert noting.passed > 20
+
+
+def test_what_was_passed_before_a_mistake_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, calls = Engine.train, count()
+
+    def failing(engine: Engine, *arguments: Any, **options: Any) -> Any:
+        if next(calls) == 5:
+            raise UserError("a broken client")
+        return train(engine, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "train", failing)
+    made = experiment(METHODS["arrival"](), evaluation=Evaluation(rounds=None))
+    history = History()
+    server = turnout.Simulation(
+        made.task, made.population, made.algorithm, seed=5, evaluation=made.evaluation, observers=[history]
+    )
+    with pytest.raises(UserError, match="a broken client"):
+        server.run()
+    assert history.rounds.rows == 1 + server.version > 10
+
+
+def test_observers_that_come_later_have_every_round() -> None:
+    class Inviting(Listening):
+        def on_rounds(self, server: turnout.Server, stretch: Stretch) -> None:
+            super().on_rounds(server, stretch)
+            if len(server.observers) < 6:
+                server.observers.append(later)
+
+    class Later(Observer):
+        rounds = 0
+
+        def on_round(self, server: turnout.Server, record: Round) -> None:
+            self.rounds += 1
+
+    later, inviting = Later(), Inviting()
+    turnout.execute(experiment(METHODS["arrival"](), 70), observers=[inviting])
+    assert later.rounds == 70 - inviting.passed > 0
+
+
+def test_results_that_nobody_waits_for_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most as many rows are kept as there is room for, and twice as many as are waited for."""
+    kept, room = list[tuple[int, int]](), 6
+    bring = Fleet.bring
+
+    def counted(fleet: Fleet, *arguments: Any) -> None:
+        bring(fleet, *arguments)
+        kept.append((sum(block.rows for block in fleet.blocks), int((fleet.block >= 0).sum())))
+
+    monkeypatch.setattr(Fleet, "bring", counted)
+    monkeypatch.setattr(Plan, "results_kept", lambda *_: room)
+    turnout.execute(experiment(METHODS["arrival"](), 200))
+    assert kept
+    assert all(rows <= max(2 * waited, room) for rows, waited in kept)
+
+
 def test_a_rehearsal_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Engine, "train")
     server = turnout.rehearse(METHODS["arrival"](), people(), 30, observers=[Listening()])
@@ -240,9 +365,13 @@ def test_an_observer_is_told_of_each_round_or_says_what_it_does_with_many() -> N
     class Both(Half):
         def on_rounds(self, server: turnout.Server, stretch: Stretch) -> None: ...
 
-    follows = {kind.__name__: stretch.follows(kind()) for kind in (Observer, Looking, Listening, Audit, Half, Both)}
-    assert follows == {
+    class Stranger:
+        def on_round(self, server: turnout.Server, record: Round) -> None: ...
+
+    kinds = (Observer, Looking, Listening, Audit, Half, Both, Stranger)
+    assert {kind.__name__: stretch.follows(kind()) for kind in kinds} == {
         "Observer": True, "Looking": False, "Listening": True, "Audit": True, "Half": False, "Both": True,
+        "Stranger": False,
     }  # fmt: skip
 
 

@@ -21,7 +21,10 @@ from turnout.server.policy import Gaps, Policy, rates
 from turnout.server.server import Server
 from turnout.server.updates import Updates
 
-_FORESEEN = ("aggregate", "weights", "work", "discounted", "_fresh", "_idle", "_invite")  # what a stretch does itself
+# What a stretch does itself, or believes to be the same in all its rounds:
+_FORESEEN = (
+    "aggregate", "weights", "inverse_rates", "_measures", "work", "policy", "discounted", "_fresh", "_idle", "_invite",
+)  # fmt: skip
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
@@ -192,6 +192,22 @@ class PlainSGD:
 
         return self.background.spread(block, parts, workers)
 
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """Name the kernels that are laid out as images while a client is trained: in another order they would be put
+        in this one in every pass. None, where the model makes something else of its kernels."""
+        task, convolutions = self.task, [n for n, layer in self.task.module.named_modules() if type(layer) is nn.Conv2d]
+        layers = task.layers(task.initial)
+        names = frozenset(f"{name}.weight" if name else "weight" for name in convolutions) & layers.keys()
+        laid = {n: as_convolved(layer.clone()) if n in names else layer for n, layer in layers.items()}
+        inputs, _ = self.samples(torch.zeros(1, dtype=torch.int64))
+        try:
+            with torch.no_grad(), task.held() if task.recomputes else nullcontext():
+                task.call(laid, inputs, torch.ones((), dtype=torch.int64))
+        except RuntimeError:  # a view
+            return frozenset()
+        return names
+
     @staticmethod
     def received(models: Vectors, received: NDArray[np.int64]) -> Tensor:
         """Line up the models received `[C, P]`, with a copy only where a view cannot be."""
@@ -292,8 +308,17 @@ class PlainSGD:
             if factored.bias is not None:
                 torch.sub(factored.bias, before[f"{prefix}bias"], out=out[f"{prefix}bias"])
 
-    def run_client(self, task: Task, received: Tensor, lr: float, samples: int, batches: Iterator[Batch]) -> Tensor:
-        """Take the steps of one client: `[P]` what its parameters have moved by. No other thread uses `task`."""
+    def run_client(
+        self,
+        task: Task,
+        received: Tensor,
+        lr: float,
+        samples: int,
+        batches: Iterator[Batch],
+        kernels: Collection[str] = (),
+    ) -> Tensor:
+        """Take the steps of one client: `[P]` what its parameters have moved by; with these `kernels` laid out as
+        images. No other thread uses `task`."""
         if self.chain is not None:
             state, moved = self.begin(received[None], True, samples), torch.empty_like(received)[None]
             for batch in batches:
@@ -301,7 +326,10 @@ class PlainSGD:
                 self.step(state, lr, batch._replace(**parts))
             self.difference(state, received[None], moved)
             return moved[0]
-        layers = {name: _own(layer) for name, layer in task.layers(received).items()}
+        layers = {
+            name: layer.clone(memory_format=torch.channels_last if name in kernels else torch.preserve_format)
+            for name, layer in task.layers(received).items()
+        }
         for batch in batches:
             for own, weights, key in task.models(layers, batch.weights, batch.key):
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
@@ -321,11 +349,6 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
         return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
     count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
-
-
-def _own(layer: Tensor) -> Tensor:
-    """Copy a layer, laid out as images are: kernels in another order are put in this one in every pass."""
-    return layer.clone(memory_format=torch.channels_last) if layer.ndim == 4 else layer.clone()
 
 
 def as_convolved(inputs: Tensor) -> Tensor:

@@ -345,6 +345,7 @@ class Cohort:
         drawn = self._drawn(jobs, steps)
         rows, sizes = drawn.rows(), drawn.sizes.tolist()
         workers = min(len(self._single), len(steps))
+        kernels = self._plain.kernels if self._plain.chain is None else frozenset[str]()
         kept: list[Any] = [None] * len(steps)
         payload, new_state = (
             {name: self.task.initial.new_empty((len(steps), *shape)) for name, shape in shapes.items()}
@@ -379,7 +380,7 @@ class Cohort:
             if plain:
                 most = int(steps[i]) * rows.shape[-1]
                 counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
-                params = params + self._plain.run_client(task, params, work.lr, most, counted)
+                params = params + self._plain.run_client(task, params, work.lr, most, counted, kernels)
             else:
                 for batch in mini_batches():
                     params, carry = job.advance(work, task, params, carry, batch)

@@ -148,9 +148,9 @@ def _crew_columns(number: int, weights: FloatArray, staleness: IntArray, ticks: 
 
 
 def _stretch_columns(stretch: Stretch) -> Iterator[Any]:
-    count, ticks, costs, client = len(stretch.client), stretch.ticks_per_second, stretch.costs, stretch.client
+    count, costs, client = len(stretch.client), stretch.costs, stretch.client
     yield from (stretch.first + stretch.round, client, stretch.number, [ARRIVED] * count, stretch.weights)
-    yield from (stretch.version, stretch.staleness, stretch.begun_at / ticks, stretch.ends_at / ticks)
+    yield from (stretch.version, stretch.staleness, *map(stretch.in_seconds, (stretch.begun_at, stretch.ends_at)))
     yield from (costs.samples[client], costs.steps[client], [1.0] * count, *costs.seconds[client].T)
     yield from ([size] * count for size in costs.bytes)
 

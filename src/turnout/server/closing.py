@@ -93,7 +93,7 @@ class EachArrival(Arriving):
 
     @property
     def steady(self) -> bool:
-        return True
+        return type(self) is EachArrival
 
     def naive(self, server: Server, clients: IntArray) -> FloatArray:
         return np.ones(len(clients))
@@ -115,7 +115,7 @@ class Window(Arriving):
 
     @property
     def steady(self) -> bool:
-        return self.growth == 1
+        return type(self) is Window and self.growth == 1
 
     def naive(self, server: Server, clients: IntArray) -> FloatArray:
         return server.importance[clients]
@@ -148,7 +148,7 @@ class Buffer(Arriving):
 
     @property
     def steady(self) -> bool:
-        return True
+        return type(self) is Buffer
 
     def naive(self, server: Server, clients: IntArray) -> FloatArray:
         waiting = getattr(server.algorithm, "concurrency", None)

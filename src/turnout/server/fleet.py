@@ -33,6 +33,14 @@ class Arrivals(NamedTuple):
         count = int(np.searchsorted(self.round, rounds))
         return Arrivals(self.client[:count], self.round[:count], self.closes_at[:rounds])
 
+    def after(self, rounds: int) -> Arrivals:
+        """Take those after so many rounds."""
+        count = int(np.searchsorted(self.round, rounds))
+        return Arrivals(self.client[count:], self.round[count:] - rounds, self.closes_at[rounds:])
+
+
+_NOTHING = Arrivals(*(np.zeros(0, np.int64) for _ in Arrivals._fields))
+
 
 @dataclass(eq=False)
 class Fleet:
@@ -47,7 +55,8 @@ class Fleet:
     received: list[Tensor]  # N models `[P]`
     block: IntArray  # [N] of `blocks`, where the job is trained; NONE: it is not
     row: IntArray  # [N] of that block
-    blocks: dict[int, Block] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    coming: Arrivals = _NOTHING  # rounds that have been found and not passed
 
     @classmethod
     def of(cls, jobs: Sequence[Job], work: LocalSGD, costs: Costs) -> Fleet | None:
@@ -85,8 +94,13 @@ class Fleet:
     # -- what comes -------------------------------------------------------------------------------------------
 
     def arrivals(self, policy: Policy, clock: int, window: int) -> Arrivals:
-        """Find the rounds to come that use nothing but jobs in flight now; `window` is the policy's, in ticks. They end
+        """Find rounds to come that use nothing but jobs in flight now; `window` is the policy's, in ticks. They end
         before a round in which nothing would arrive."""
+        if not len(self.coming.closes_at):
+            self.coming = self._found(policy, clock, window)
+        return self.coming
+
+    def _found(self, policy: Policy, clock: int, window: int) -> Arrivals:
         clients = np.argsort(self.ends_at, kind="stable")
         ends = self.ends_at[clients]
         if policy.window is None:
@@ -129,14 +143,13 @@ class Fleet:
 
     def bring(self, clients: IntArray, block: Block, rows: Sequence[int]) -> None:
         """Note what the training of clients has given: rows of a block."""
-        number = max(self.blocks, default=NONE) + 1
-        self.blocks[number], self.block[clients], self.row[clients] = block, number, rows
+        self.block[clients], self.row[clients] = len(self.blocks), rows
+        self.blocks.append(block)
 
     def results(self, clients: IntArray) -> Iterator[tuple[Block | None, int]]:
         """Give what clients have brought: a block, None if they are not trained, and which of its rows."""
-        blocks = self.blocks
         for number, row in zip(self.block[clients].tolist(), self.row[clients].tolist(), strict=True):
-            yield blocks.get(number), row
+            yield None if number == NONE else self.blocks[number], row
 
     def begin_again(self, arrivals: Arrivals, numbers: IntArray, version: int, models: Sequence[Tensor]) -> None:
         """Start the clients of these rounds again as their rounds close: on `models`, one a round, the first of which
@@ -148,17 +161,21 @@ class Fleet:
         self.block[clients] = NONE
         for client, row in zip(clients.tolist(), number.tolist(), strict=True):
             self.received[client] = models[row]
+        self.coming = self.coming.after(len(arrivals.closes_at))
 
-    def compact(self) -> None:
-        """Let go of blocks that have been used, and of rows that have, once they are as many as jobs in flight."""
-        left = np.bincount(self.block[self.block != NONE], minlength=max(self.blocks, default=NONE) + 1)
-        for number in [number for number in self.blocks if not left[number]]:
-            del self.blocks[number]
-        if sum(block.rows for block in self.blocks.values()) <= 2 * len(self):
+    def compact(self, room: int) -> None:
+        """Let go of blocks that have been used, and of rows that have, where they are more than those waited for and
+        more than there is `room` for."""
+        left = np.bincount(self.block[self.block != NONE], minlength=len(self.blocks))
+        numbers, kept = np.flatnonzero(left), self.blocks
+        places = np.full(len(kept) + 1, NONE)  # the last is that of NONE
+        places[numbers] = np.arange(len(numbers))
+        self.block, self.blocks = places[self.block], [kept[number] for number in numbers.tolist()]
+        if sum(block.rows for block in self.blocks) <= max(2 * int(left.sum()), min(2 * len(self), room)):
             return
-        for number, block in self.blocks.items():
-            if 2 * left[number] < block.rows:
-                clients = np.flatnonzero(self.block == number)
+        for number, block in enumerate(self.blocks):
+            clients = np.flatnonzero(self.block == number)
+            if 2 * len(clients) < block.rows:
                 clients = clients[np.argsort(self.row[clients])]
                 self.blocks[number] = block.take(self.row[clients].tolist())
                 self.row[clients] = np.arange(len(clients))

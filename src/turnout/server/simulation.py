@@ -59,7 +59,7 @@ class Simulation(Mailbox):
         self._trained = False  # since the last round closed
         self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
 
-        self.passes: bool | None = None  # whether rounds can be passed in one go; None: not known yet
+        self.passes_from = 0  # the version from which it is worth trying to pass rounds in one go
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.demand(work).durations
@@ -251,14 +251,13 @@ class Simulation(Mailbox):
 
     def train_fleet(self, fleet: Fleet, needed: IntArray) -> None:
         """Train what these clients of a fleet bring, and what is on its way."""
-        clients, ahead = fleet.to_train(
-            needed, lambda missing, waiting: self.plan.results_kept(self.task, fleet.work) - missing - waiting
-        )
+        room = self.plan.results_kept(self.task, fleet.work)
+        fleet.compact(room)
+        clients, ahead = fleet.to_train(needed, lambda missing, waiting: room - missing - waiting)
         models, begun_at = [fleet.received[client] for client in clients.tolist()], fleet.begun_at[clients]
         order = self._order(fleet.work, clients, fleet.number[clients], models, begun_at, ahead=ahead)
         for rows, payload, _, _ in self._engine.train(order, fleet.version[clients].tolist(), keep_params=False):
             fleet.bring(clients[np.asarray(rows)], payload, range(len(rows)))
-        fleet.compact()
 
     def _order(
         self,

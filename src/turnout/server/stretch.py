@@ -66,7 +66,11 @@ class Stretch:
     @cached_property
     def times(self) -> list[float]:
         """Virtual seconds at the close of each round, `[n]`."""
-        return list((self.closes_at / self.ticks_per_second).tolist())
+        return self.in_seconds(self.closes_at)
+
+    def in_seconds(self, ticks: IntArray) -> list[float]:
+        """Convert ticks, one by one: they may be more than a float can tell."""
+        return [tick / self.ticks_per_second for tick in ticks.tolist()]
 
     @cached_property
     def bounds(self) -> IntArray:
@@ -88,13 +92,15 @@ class Stretch:
 # -- who can ----------------------------------------------------------------------------------------------------
 
 
-def follows(observer: Observer) -> bool:
+def follows(observer: object) -> bool:
     """Tell whether an observer needs no round by itself: it says what it does with a stretch, or with no round."""
     kinds = type(observer).__mro__
 
     def said_by(name: str) -> int:
         return next(place for place, kind in enumerate(kinds) if name in vars(kind))
 
+    if not isinstance(observer, Observer):
+        return False
     told = min(map(said_by, _OF_A_ROUND))
     return kinds[told] is Observer or said_by("on_rounds") <= told
 
@@ -122,9 +128,7 @@ def fleet_of(server: Simulation, work: LocalSGD) -> Fleet | None:
     if any(signature(other) != signature(work) for other in others.values()):
         return None
     fleet = Fleet.of(jobs, work, demand.costs)
-    if fleet is None:
-        server.passes = False
-    else:
+    if fleet is not None:
         flight.sail(fleet)
     return fleet
 
@@ -144,29 +148,30 @@ class Passage:
         """Go on until a round after which something is due, or which cannot be passed."""
         server, window = self.server, 0 if policy.window is None else round(policy.window * self.server._ticks)
         while self.updates < MOST and server._clock < FOREVER:
-            coming = self.fleet.arrivals(policy, server._clock, window)
+            coming = self.fleet.arrivals(policy, server._clock, window).first(MOST)
             if not len(coming.closes_at):
                 return
             there = self.fleet.there(coming)
             if not len(there.closes_at):
                 server.train_fleet(self.fleet, coming.first(1).client)
                 there = self.fleet.there(coming)
-            quiet = self._quiet(there.closes_at)
-            some = there.first(min(quiet + 1, len(there.closes_at)))
-            if not self._pass(some) or quiet < len(there.closes_at):
+            rounds, last = self._until_due(there.closes_at)
+            if not rounds or not self._pass(there.first(rounds)) or last:
                 return
 
-    def _quiet(self, closes_at: IntArray) -> int:
-        """Count the first of these rounds after which nothing is due."""
+    def _until_due(self, closes_at: IntArray) -> tuple[int, bool]:
+        """Count the first of these rounds that can be passed now, and say whether no more can. A round that is
+        evaluated is passed alone: observers know of all before it then."""
         server = self.server
         stopping, evaluation, checkpoints = server.stopping, server.evaluation, server.checkpoints
         evaluated_at, measures, version = server._rounds.evaluated_at, server.measures, server.version
         for row, now in enumerate((closes_at / server._ticks).tolist()):
             version += 1
-            due = stopping.reason(version, now, measures) or evaluation.due(version, now, evaluated_at)
-            if due or (checkpoints is not None and checkpoints.due(version)):
-                return row
-        return len(closes_at)
+            if stopping.reason(version, now, measures) or evaluation.due(version, now, evaluated_at):
+                return max(row, int(not self.rounds)), True
+            if checkpoints is not None and checkpoints.due(version):
+                return row + 1, True
+        return len(closes_at), False
 
     def _pass(self, some: Arrivals) -> bool:
         """Aggregate in rounds of which every update is there; False, and nothing is done, if that cannot be."""
@@ -185,7 +190,6 @@ class Passage:
             models = _one_by_one(optimiser, server.model, results, weights)
         model = models[-1]
         if not is_finite(model):  # and so may be one before
-            server.passes = False
             return False
         numbers = server._numbers[clients]
         server._numbers[clients] = numbers + 1
@@ -264,7 +268,9 @@ def _one_by_one(optimiser: Step, model: Tensor, results: list[Result], weights: 
             model = optimiser.step(model, block.weighted_sum("delta", [row], weights[place : place + 1]))
             models.append(model)
         return models
-    rows = {name: block["delta"].unbind() for name, block in blocks.items()}
+    rows: dict[int, Tensor | tuple[Tensor, ...]] = {name: block["delta"] for name, block in blocks.items()}
+    if sum(block.rows for block in blocks.values()) < 4 * len(results):
+        rows = {name: block["delta"].unbind() for name, block in blocks.items()}
     change, models, lr = torch.empty_like(model), [], optimiser.lr
     for (block, row), weight in zip(results, weights.tolist(), strict=True):
         model = torch.add(model, torch.mul(rows[id(block)][row], weight, out=change), alpha=lr)
@@ -274,16 +280,18 @@ def _one_by_one(optimiser: Step, model: Tensor, results: list[Result], weights: 
 
 def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh) -> bool:
     """Pass rounds as far as possible, and close them; False where the next has to be gone through event by event."""
-    if server.passes is None:
-        server.passes = possible(server)
-    fleet = fleet_of(server, work) if server.passes and not policy.restart else None
-    if fleet is None:
+    if server.version < server.passes_from or server._rounds.notes:  # a note is of one round
         return False
-    server._tell_path(work, ())
-    passage = Passage(server, fleet, weigh)
-    passage.go(policy)
-    if passage.rounds:
-        server._rounds.close_stretch(server, passage.stretch())
-    else:
-        server.passes = False  # to line all jobs up again and again would cost more than it saves
-    return passage.rounds > 0
+    fleet = fleet_of(server, work) if not policy.restart and possible(server) else None
+    if fleet is not None:
+        server._tell_path(work, ())
+        passage = Passage(server, fleet, weigh)
+        try:
+            passage.go(policy)
+        finally:
+            if passage.rounds:
+                server._rounds.close_stretch(server, passage.stretch())
+        if passage.rounds:
+            return True
+    server.passes_from = server.version + server.population.size  # to look at all clients is not for every round
+    return False
