@@ -60,6 +60,7 @@ class Simulation(Mailbox):
         self._told: tuple[LocalSGD, list[str]] | None = None  # the last work whose path is known, and its own options
 
         self.passes_from = 0  # the version from which it is worth trying to pass rounds in one go
+        self.passed = stretch.FEW  # updates of the last rounds passed
 
     def durations(self, work: LocalSGD) -> Durations:
         return self._dispatch.demand(work).durations

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Weigh = Callable[[IntArray, IntArray], FloatArray]  # of clients and staleness `[k]`: what each update counts `[k]`
 Result = tuple[Block, int]  # what a job has brought: a block, and which of its rows
 MOST = 512  # updates after which a stretch ends: observers want to know how it goes on
+FEW = 4  # updates of two stretches together that are not worth their records
 _OF_A_ROUND = ("on_invite", "on_arrival", "on_step", "on_round")  # what an observer is told between two rounds
 
 
@@ -291,6 +292,9 @@ def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh
         finally:
             if passage.rounds:
                 server._rounds.close_stretch(server, passage.stretch())
+        enough, server.passed = server.passed + passage.updates >= FEW, passage.updates
+        if not enough:
+            server.passes_from = server.version + server.population.size
         if passage.rounds:
             return True
     server.passes_from = server.version + server.population.size  # to look at all clients is not for every round
