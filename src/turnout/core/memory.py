@@ -3,7 +3,7 @@
 It gives large freed blocks back to the system, unless told otherwise, and the next step pays a page fault for every
 four kilobytes of them. And it does not always find a freed block again for as much aligned memory, which is what torch
 asks for: a little that was cut off at its ends has become something else. A run that replaces one model after another
-would grow to several times what it holds.
+would grow to several times what it holds. Nor does a thread find again what others have freed, unless all have one heap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # mallopt's parameters
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # mallopt's parameters
 _LINE = 64  # bytes: the alignment of torch's own memory
 _LARGE = 1 << 20  # bytes: less is not worth the while
 
@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20), (_ARENA_MAX, 1))
     return all(mallopt(name, value) for name, value in settings)
 
 

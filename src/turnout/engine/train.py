@@ -9,7 +9,6 @@ ones are a prefix.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,12 +26,13 @@ from turnout.core.memory import keep_freed_memory, room_like
 from turnout.core.threads import threads
 from turnout.core.trees import Tree
 from turnout.engine import paths, plain_sgd, trial
+from turnout.engine.alone import train_alone
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Trained, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.footprint import Footprint
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.paths import THREADS, Path
-from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, ENOUGH, Course, PlainSGD, as_convolved, some
+from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, Course, PlainSGD, some
 from turnout.engine.plan import Plan, computing_on, stays
 from turnout.engine.python_path import Caller
 from turnout.local import job, reports
@@ -144,10 +144,10 @@ class Cohort:
         size, path = self._size(jobs)
         if jobs.work.schedules and jobs.work.paces:
             jobs = replace(jobs, options=jobs.options | {"job_steps": size.steps.astype(np.float64)})
-        run = self._sequential if path.name == THREADS else self._vectorised
-        if path.whole:
-            run = self._steps_alone
-        elif isinstance(jobs.work, PythonWork):
+        if path.name == THREADS and not isinstance(jobs.work, PythonWork):
+            return Trained(*train_alone(self, jobs, size, keep_params))
+        run = self._steps_alone if path.whole else self._vectorised
+        if isinstance(jobs.work, PythonWork):
             run = self._caller.train
         clients = np.arange(len(size.steps))
         order = clients if size.even else np.lexsort((clients, -jobs.samples.counts, -size.steps))
@@ -339,63 +339,3 @@ class Cohort:
             params, carry = tree_map(lambda *parts: torch.cat(parts), (params, carry), *reversed(ended))
         payload, state = vmap(finish)(options, received, params, carry, jobs.state, local)
         return payload, state, {"params": params} if keep else {}
-
-    def _sequential(self, jobs: Jobs, size: Size, keep: bool) -> tuple[Named, Named, Named]:
-        steps = size.steps
-        drawn = self._drawn(jobs, steps)
-        rows, sizes = drawn.rows(), drawn.sizes.tolist()
-        workers = min(len(self._single), len(steps))
-        kernels = self._plain.kernels if self._plain.chain is None else frozenset[str]()
-        kept: list[Any] = [None] * len(steps)
-        payload, new_state = (
-            {name: self.task.initial.new_empty((len(steps), *shape)) for name, shape in shapes.items()}
-            for shapes in (jobs.work.sends(self.task), jobs.work.trained_shapes(self.task))
-        )
-
-        def one(task: Task, i: int) -> tuple[Named, Named, Tensor]:
-            n = int(jobs.samples.counts[i])
-            work = jobs.work.bind({name: float(values[i]) for name, values in jobs.options.items()})
-            received = jobs.models[jobs.received[i]]
-            state = {name: values[i] for name, values in jobs.state.items()}
-            ones = torch.ones(n, dtype=self.plan.dtype, device=self.plan.device)
-            count, key = drawn.counts[i].to(self.plan.dtype), torch.as_tensor(jobs.keys[i], device=self.plan.device)
-            data = self._client(self._chunk(n, 1024), (drawn.indices[i, :n], ones, count, key))
-            if type(work).score is not LocalSGD.score:
-                data = replace(data, scores=data.scan(partial(work.score, task, received)))
-
-            plain = plain_sgd.applies(task, work, ())
-
-            def mini_batches() -> Iterator[Batch]:
-                for number in range(int(steps[i])):
-                    stored = drawn.stored(number)
-                    size = sizes[i][stored]
-                    inputs, targets = self.samples(rows[i, stored, :size])
-                    if plain or size >= ENOUGH:
-                        inputs = trees.map_leaves(as_convolved, inputs)
-                    weights = received.new_full((size,), 1 / size)
-                    positions, key = drawn.positions[i, stored, :size], drawn.keys[i, number]
-                    yield Batch(inputs, targets, weights, positions, key, number)
-
-            params, carry = job.begin(work, task, received, state, data)
-            if plain:
-                most = int(steps[i]) * rows.shape[-1]
-                counted = (b._replace(weights=work.counted(carry, b.weights, b.positions)) for b in mini_batches())
-                params = params + self._plain.run_client(task, params, work.lr, most, counted, kernels)
-            else:
-                for batch in mini_batches():
-                    params, carry = job.advance(work, task, params, carry, batch)
-            return *job.conclude(work, task, received, params, carry, state, data), params
-
-        def share(worker: int) -> None:
-            with torch.no_grad():
-                for i in range(worker, len(steps), workers):
-                    *blocks, params = one(self._single[worker], i)
-                    for block, named in zip((payload, new_state), blocks, strict=True):
-                        for name, value in named.items():
-                            block[name][i].copy_(value)
-                    if keep:
-                        kept[i] = params
-
-        with threads(1), ThreadPoolExecutor(workers, initializer=torch.get_num_threads) as pool:
-            list(pool.map(share, range(workers)))
-        return payload, new_state, {"params": torch.stack(kept)} if keep else {}
