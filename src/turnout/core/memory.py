@@ -3,7 +3,8 @@
 It gives large freed blocks back to the system, unless told otherwise, and the next step pays a page fault for every
 four kilobytes of them. And it does not always find a freed block again for as much aligned memory, which is what torch
 asks for: a little that was cut off at its ends has become something else. A run that replaces one model after another
-would grow to several times what it holds. Nor does a thread find again what others have freed, unless all have one heap.
+would grow to several times what it holds. Nor does a thread find again what others have freed, unless all have one
+heap.
 """
 
 from __future__ import annotations
