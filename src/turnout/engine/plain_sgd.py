@@ -199,11 +199,12 @@ class PlainSGD:
         task, convolutions = self.task, [n for n, layer in self.task.module.named_modules() if type(layer) is nn.Conv2d]
         layers = task.layers(task.initial)
         names = frozenset(f"{name}.weight" if name else "weight" for name in convolutions) & layers.keys()
-        laid = {n: as_convolved(layer.clone()) if n in names else layer for n, layer in layers.items()}
+        laid = {name: _laid_out(layer, name in names) for name, layer in layers.items()}
         inputs, _ = self.samples(torch.zeros(1, dtype=torch.int64))
+        weights, key = torch.ones(()).expand(1, 1 << 20), torch.ones((), dtype=torch.int64)  # for any number of models
         try:
             with torch.no_grad(), task.held() if task.recomputes else nullcontext():
-                task.call(laid, inputs, torch.ones((), dtype=torch.int64))
+                task.call(next(iter(task.models(laid, weights, key)))[0], inputs, key)
         except RuntimeError:  # a view
             return frozenset()
         return names
@@ -326,10 +327,7 @@ class PlainSGD:
                 self.step(state, lr, batch._replace(**parts))
             self.difference(state, received[None], moved)
             return moved[0]
-        layers = {
-            name: layer.clone(memory_format=torch.channels_last if name in kernels else torch.preserve_format)
-            for name, layer in task.layers(received).items()
-        }
+        layers = {name: _laid_out(layer, name in kernels) for name, layer in task.layers(received).items()}
         for batch in batches:
             for own, weights, key in task.models(layers, batch.weights, batch.key):
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
@@ -349,6 +347,13 @@ def blocks(clients: int, ahead: bool = False) -> list[slice]:
         return [slice(i, min(clients, i + CLIENTS_A_BLOCK)) for i in range(0, clients, CLIENTS_A_BLOCK)]
     count = min(clients, -(-clients // (4 * CLIENTS_A_BLOCK)) * 4)
     return [slice(clients * i // count, clients * (i + 1) // count) for i in range(count)]
+
+
+def _laid_out(layer: Tensor, kernel: bool) -> Tensor:
+    """Copy a layer; a kernel `[..., out, into, H, W]` with what it has of a pixel side by side."""
+    if not kernel:
+        return layer.clone()
+    return layer.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
 
 
 def as_convolved(inputs: Tensor) -> Tensor:
