@@ -104,7 +104,7 @@ def compare(make: Callable[[], Experiment], rounds: int | None) -> None:
         assert repr(passed[part]) == repr(gone_through[part]), part  # NaN is NaN
 
 
-def experiment(method: Algorithm, rounds: int | None = 70, **options: Any) -> Experiment:
+def experiment(method: Algorithm, rounds: int | None = 40, **options: Any) -> Experiment:
     return Experiment(
         options.pop("task", None) or Task(mlp, seed=3),
         options.pop("people", None) or people(),
@@ -137,7 +137,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
 @pytest.mark.parametrize("delays", [DELAYS, TIES], ids=["apart", "ties"])
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_left_is_the_same(name: str, delays: list[float]) -> None:
-    compare(lambda: experiment(METHODS[name](), people=people(delays)), 1 if name == "narrow window" else 70)
+    compare(lambda: experiment(METHODS[name](), people=people(delays)), 1 if name == "narrow window" else 40)
 
 
 WORLDS: dict[str, dict[str, Any]] = {
@@ -160,13 +160,13 @@ def test_whatever_the_world(name: str, world: str) -> None:
 
 @pytest.mark.parametrize("name", ["arrival", "buffer"])
 def test_more_ticks_than_a_float_can_tell(name: str) -> None:
-    compare(lambda: experiment(METHODS[name](), people=people([1e10 * delay for delay in DELAYS])), 70)
+    compare(lambda: experiment(METHODS[name](), people=people([1e10 * delay for delay in DELAYS])), 40)
 
 
 def test_rounds_of_several_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretch, "MOST", 50)
+    monkeypatch.setattr(stretch, "MOST", 30)
     for name in ("arrival", "buffer", "window"):
-        compare(lambda name=name: experiment(METHODS[name](), 130, evaluation=Evaluation(rounds=None)), 130)  # type: ignore[misc]
+        compare(lambda name=name: experiment(METHODS[name](), 90, evaluation=Evaluation(rounds=None)), 90)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", ["arrival", "buffer", "window"])
@@ -174,7 +174,7 @@ def test_rounds_of_several_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_little_memory(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few results are trained ahead as there is room for."""
     monkeypatch.setattr(Plan, "results_kept", lambda *_: room)
-    compare(lambda: experiment(METHODS[name]()), 70)
+    compare(lambda: experiment(METHODS[name]()), 40)
 
 
 @pytest.mark.parametrize("name", ["arrival", "buffer", "window"])
@@ -234,7 +234,7 @@ def test_what_is_not_known_beforehand_is_gone_through(name: str) -> None:
     listening = Listening()
     result = turnout.execute(UNFORESEEN[name](), observers=[listening])
     assert listening.passed == 0
-    assert result.history.rounds.rows == 71
+    assert result.history.rounds.rows == 41
 
 
 def test_a_method_or_a_wait_of_ones_own_may_change_from_round_to_round() -> None:
