@@ -238,3 +238,14 @@ def test_full_batches_are_gradient_descent() -> None:
         theta = cohort.task.initial.clone().requires_grad_()
         loss = cohort.task.losses(theta, cohort.inputs[mine], cohort.targets[mine]).mean()
         torch.testing.assert_close(got[i], -0.5 * torch.autograd.grad(loss, theta)[0], rtol=1e-12, atol=1e-14)
+
+
+def test_a_model_that_cannot_pass_one_sample_is_trained() -> None:
+    """BatchNorm of a pixel needs two samples: nothing but its own batches is passed in training mode."""
+    people = images((4, 8, 4))
+    model = nn.Sequential(nn.Conv2d(1, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    task = Task(model, batchnorm="averaged", seed=3)
+    cohort = Cohort(task, people.inputs, people.targets, Plan(threads=1))
+    trained = cohort.train(from_one_version(WORKS["plain"], cohort.task.initial, people, {"version": np.zeros(3)}))
+    assert trained.payload["delta"].abs().sum() > 0
+    assert "kernels" not in vars(cohort._plain)

@@ -48,7 +48,8 @@ def _on_threads(cohort: Cohort, jobs: Jobs, steps: NDArray[np.int64], results: l
     drawn = cohort._drawn(jobs, steps)
     rows, sizes = drawn.rows(), drawn.sizes.tolist()
     workers = min(len(cohort._single), len(steps))
-    kernels = cohort._plain.kernels if cohort._plain.chain is None else frozenset[str]()
+    general = cohort._plain.chain is None and plain_sgd.applies(cohort.task, jobs.work, ())
+    kernels = cohort._plain.kernels if general else frozenset[str]()
     order = np.lexsort((np.arange(len(steps)), -jobs.samples.counts, -steps)).tolist()
     kept = dict[int, Tensor]()
 

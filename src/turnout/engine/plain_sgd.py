@@ -196,16 +196,18 @@ class PlainSGD:
     def kernels(self) -> frozenset[str]:
         """Name the kernels that are laid out as images while a client is trained: in another order they would be put
         in this one in every pass. None, where the model makes something else of its kernels."""
+        if self.plan.device != "cpu":
+            return frozenset()
         task, convolutions = self.task, [n for n, layer in self.task.module.named_modules() if type(layer) is nn.Conv2d]
         layers = task.layers(task.initial)
         names = frozenset(f"{name}.weight" if name else "weight" for name in convolutions) & layers.keys()
         laid = {name: _laid_out(layer, name in names) for name, layer in layers.items()}
-        inputs, _ = self.samples(torch.zeros(1, dtype=torch.int64))
+        inputs, _ = self.samples(torch.zeros(2, dtype=torch.int64))
         weights, key = torch.ones(()).expand(1, 1 << 20), torch.ones((), dtype=torch.int64)  # for any number of models
         try:
             with torch.no_grad(), task.held() if task.recomputes else nullcontext():
                 task.call(next(iter(task.models(laid, weights, key)))[0], inputs, key)
-        except RuntimeError:  # a view
+        except Exception:  # such as a view; what is wrong of itself is said when it trains
             return frozenset()
         return names
 

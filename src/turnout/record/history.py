@@ -151,7 +151,7 @@ def _stretch_columns(stretch: Stretch) -> Iterator[Any]:
     count, costs, client = len(stretch.client), stretch.costs, stretch.client
     yield from (stretch.first + stretch.round, client, stretch.number, [ARRIVED] * count, stretch.weights)
     yield from (stretch.version, stretch.staleness, *map(stretch.in_seconds, (stretch.begun_at, stretch.ends_at)))
-    yield from (costs.samples[client], costs.steps[client], [1.0] * count, *costs.seconds[client].T)
+    yield from (costs.samples[client], costs.steps[client], [1.0] * count, *stretch.seconds.T)
     yield from ([size] * count for size in costs.bytes)
 
 

@@ -90,7 +90,7 @@ class Flight:
         self._disperse()
         self._add(jobs)
 
-    def sail(self, fleet: Fleet) -> None:
+    def enter_fleet(self, fleet: Fleet) -> None:
         """Take a fleet, which has all jobs in flight, in their place."""
         self.fleet, self._jobs, self._queue = fleet, {}, Queue()
         self.learnt = self.standing = 0

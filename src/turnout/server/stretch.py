@@ -130,7 +130,7 @@ def fleet_of(server: Simulation, work: LocalSGD) -> Fleet | None:
         return None
     fleet = Fleet.of(jobs, work, demand.costs)
     if fleet is not None:
-        flight.sail(fleet)
+        flight.enter_fleet(fleet)
     return fleet
 
 
@@ -166,8 +166,8 @@ class Passage:
         server = self.server
         stopping, evaluation, checkpoints = server.stopping, server.evaluation, server.checkpoints
         evaluated_at, measures, version = server._rounds.evaluated_at, server.measures, server.version
-        for row, now in enumerate((closes_at / server._ticks).tolist()):
-            version += 1
+        for row, tick in enumerate(closes_at.tolist()):
+            version, now = version + 1, tick / server._ticks
             if stopping.reason(version, now, measures) or evaluation.due(version, now, evaluated_at):
                 return max(row, int(not self.rounds)), True
             if checkpoints is not None and checkpoints.due(version):
@@ -214,16 +214,20 @@ class Passage:
         made.facts = self._facts(made)
         return made
 
-    def _facts(self, made: Stretch) -> dict[str, Sequence[float]]:
-        sizes, weights, staleness = np.diff(made.bounds), made.weights, made.staleness
-        used, server = weights != 0, self.server
-        new = np.zeros(len(used), bool)
-        chosen = np.flatnonzero(used)
+    def _hear(self, made: Stretch) -> IntArray:
+        """Note whose update has counted for the first time, and count the clients heard by the end of each round."""
+        server, chosen = self.server, np.flatnonzero(made.weights)
+        new = np.zeros(len(made.client), bool)
         new[chosen[np.unique(made.client[chosen], return_index=True)[1]]] = True
         new &= ~server.heard[made.client]
         heard = server._count_heard + np.cumsum(np.add.reduceat(new, made.bounds[:-1], dtype=np.int64))
         server.heard[made.client[new]] = True
         server._count_heard = int(heard[-1])
+        return heard
+
+    def _facts(self, made: Stretch) -> dict[str, Sequence[float]]:
+        sizes, weights, staleness = np.diff(made.bounds), made.weights, made.staleness
+        used, server = weights != 0, self.server
         before, size = server._rounds.tally, made.costs.bytes
         columns: dict[str, IntArray] = {
             "invited": sizes.copy(),
@@ -237,7 +241,7 @@ class Passage:
             column[0] += before[name]
         facts: dict[str, Sequence[float]] = {name: column.tolist() for name, column in columns.items()}
         facts["used"] = np.add.reduceat(used, made.bounds[:-1], dtype=np.int64).tolist()
-        facts["heard"] = heard.tolist()
+        facts["heard"] = self._hear(made).tolist()
         if len(sizes) == len(weights):
             facts["weight"] = weights.tolist()
             old = np.where(used, staleness, 0)
@@ -283,7 +287,7 @@ def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh
     """Pass rounds as far as possible, and close them; False where the next has to be gone through event by event."""
     if server.version < server.passes_from or server._rounds.notes:  # a note is of one round
         return False
-    fleet = fleet_of(server, work) if not policy.restart and possible(server) else None
+    fleet, updates = fleet_of(server, work) if not policy.restart and possible(server) else None, 0
     if fleet is not None:
         server._tell_path(work, ())
         passage = Passage(server, fleet, weigh)
@@ -292,10 +296,8 @@ def pass_rounds(server: Simulation, policy: Policy, work: LocalSGD, weigh: Weigh
         finally:
             if passage.rounds:
                 server._rounds.close_stretch(server, passage.stretch())
-        enough, server.passed = server.passed + passage.updates >= FEW, passage.updates
-        if not enough:
-            server.passes_from = server.version + server.population.size
-        if passage.rounds:
-            return True
-    server.passes_from = server.version + server.population.size  # to look at all clients is not for every round
-    return False
+        updates = passage.updates
+    if server.passed + updates < FEW:  # to look at all clients, or to make a record, is not for every round
+        server.passes_from = server.version + server.population.size
+    server.passed = updates
+    return updates > 0
