@@ -268,7 +268,13 @@ def table(documents: list[dict[str, Any]]) -> str:
         head += [f"{each['device']}: {what}" for what in ("float64", "float32", "ms", "plain", "MiB")]
         rule += ["---:"] * 5
     for name, first in documents[0]["rows"].items():
-        cells = [name, first["path"].replace("|", "/")]
+        others = [
+            each
+            for each in documents
+            if each["rows"].get(name, first)["path"].split(":")[0] != first["path"].split(":")[0]
+        ]
+        ways = [first["path"], *(f"{each['device']}: {each['rows'][name]['path'].split(':')[0]}" for each in others)]
+        cells = [name, "; ".join(ways).replace("|", "/")]
         for found in (each["rows"].get(name, {}) for each in documents):
             cells += figures(found) if "path" in found else [*"     "]
         rows.append(cells)
