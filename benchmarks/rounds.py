@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,16 @@ def _run(
 def child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one side in this process."""
     plan = Plan(arguments.device, "auto", arguments.precision, arguments.threads, arguments.memory)
+    workload = WORKLOADS.get(arguments.workload)
+    if workload is not None and arguments.cohort:
+        workload = replace(workload, cohort=arguments.cohort)
     if side == "million":
         seconds = million(arguments.rounds, plan)
     elif side == "turnout":
-        seconds = turnout_rounds(WORKLOADS[arguments.workload], arguments.rounds, plan)
+        seconds = turnout_rounds(workload, arguments.rounds, plan)
     else:
         threads = int(side.removeprefix("plain"))
-        seconds = [
-            ms / 1e3 for ms in measure(WORKLOADS[arguments.workload], arguments.rounds, threads, arguments.device)
-        ]
+        seconds = [ms / 1e3 for ms in measure(workload, arguments.rounds, threads, arguments.device)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report = {"ms": 1e3 * statistics.median(seconds), "ms_min": 1e3 * min(seconds), "peak_mib": round(peak)}
     if arguments.device != "cpu":
@@ -110,7 +112,7 @@ def child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def spawn(side: str, workload: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--side", side, "--workload", workload, "--rounds", str(arguments.rounds)]
-    for option in ("device", "precision", "threads", "memory"):
+    for option in ("device", "precision", "threads", "memory", "cohort"):
         command += [f"--{option}", str(getattr(arguments, option))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
@@ -136,6 +138,7 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16", "float64"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=int, default=2048, help="MiB for one training call")
+    parser.add_argument("--cohort", type=int, default=0, help="clients a round (default: by workload)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -153,6 +156,7 @@ def main() -> None:
         "ResNet-18": 2,
         "GPT": 4,
         "ViT": 3,
+        "LoRA": 1,
         "LSTM": 4,
         "LeNet": 3,
         "W4": 5,

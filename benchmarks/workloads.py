@@ -100,6 +100,17 @@ def gpt() -> nn.Module:
     return Language(small_transformers.transformer(4, True, 128, 4), 65, 128, 128, length=80)
 
 
+def lora() -> nn.Module:
+    """The shape of GPT-2 small, frozen, with adapters of rank 8 beside the products of its attention."""
+    model = Language(small_transformers.transformer(12, True, 768, 12), 50257, 768, 768, length=128)
+    model.out = nn.Linear(768, 50257, bias=False)
+    model.out.weight = model.embed.weight
+    model.requires_grad_(False)
+    for layer in [part for part in model.modules() if isinstance(part, small_transformers.Attention)]:
+        layer.into = small_transformers.Adapted(layer.into, 8)  # type: ignore[assignment]
+    return model
+
+
 def lstm() -> nn.Module:
     """0.8 million parameters, as torch has it."""
     return Language(nn.LSTM(8, 256, 2, batch_first=True), 90, 8, 256)
@@ -115,6 +126,7 @@ WORKLOADS = {
         Workload("ResNet-18", group_normed, (3, 32, 32), samples_per_client=50, cohort=10, clients=100),
         Workload("GPT", gpt, (80,), samples_per_client=50, cohort=10, clients=100, symbols=65),
         Workload("ViT", Patched, (3, 32, 32), samples_per_client=50, cohort=10, clients=100),
+        Workload("LoRA", lora, (128,), samples_per_client=20, cohort=10, clients=100, batch=5, symbols=50257),
         Workload("LSTM", lstm, (80,), samples_per_client=40, cohort=10, clients=100, symbols=90),
         Workload("LeNet", lenet, (3, 32, 32), samples_per_client=500, cohort=10, clients=20, batch=50, epochs=5),
         Workload("W4", partial(cnn_cifar, dropout=0.0), (3, 32, 32), samples_per_client=50, cohort=50),
