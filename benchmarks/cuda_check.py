@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -77,6 +78,34 @@ def smooth() -> nn.Module:
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 10))
 
 
+class Normed(nn.Module):
+    """Convolutions of three kinds and what normalises them: no chain of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Conv2d(1, 16, 5, padding=2, bias=False), nn.Conv2d(16, 64, 3, stride=2, padding=1)
+        self.beside, self.one, self.two = nn.Conv2d(16, 64, 1, stride=2), nn.GroupNorm(8, 16), nn.GroupNorm(32, 64)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.tanh(self.one(self.wide(images)))
+        x = torch.tanh(self.two(self.deep(x)) + self.beside(x))
+        out: Tensor = self.out(x.mean((2, 3)))
+        return out
+
+
+class Rows(nn.Module):
+    """A recurrent network over the rows of an image, as torch has it: it cannot be mapped over clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.LSTM(28, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.out(self.inner(images[:, 0])[0][:, -1])
+        return out
+
+
 def texts() -> Population:
     """Sequences in which a symbol follows from the one before, mostly."""
     sizes = np.arange(5, 25)
@@ -93,6 +122,8 @@ def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Expe
         "augmented": (smooth, (1, 28, 28)),
         "smooth": (smooth, (1, 28, 28)),  # where a maximum is nearly tied, rounding decides: compare without any
         "cnn": (cnn_mnist, (1, 28, 28)),
+        "normed": (Normed, (1, 28, 28)),
+        "recurrent": (Rows, (1, 28, 28)),
         "images": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)), (1, 28, 28)),
         "gpt": (GPT, ()),
         "vit": (ViT, (1, 28, 28)),
@@ -100,7 +131,7 @@ def experiment(model: str, device: str, precision: str, rounds: int = 4) -> Expe
     }[kind]
     local = LocalSGD(0.05, epochs=2, batch_size=8)
     algorithm = turnout.FedBuff(local, buffer_size=12) if kind == "images" else FedAvg(local, Uniform(12))
-    engine = "auto" if device == "cpu" else "vectorised"
+    engine = "auto" if device == "cpu" or kind == "recurrent" else "vectorised"
     plan = Plan(device=device, precision=precision, engine=engine, memory_mib=8192)
     world = people(shape, equal) if shape else texts()
     shown: dict[str, Any] = {
@@ -126,6 +157,9 @@ def engine(device: str) -> Checks:
         "linear of equals",
         "smooth of equals",
         "images of equals",
+        "normed",
+        "recurrent",
+        "recurrent of equals",
         "gpt",
         "vit",
         "lora",
@@ -146,6 +180,29 @@ def engine(device: str) -> Checks:
             going_on = experiment(model, device, precision)
             resumed = turnout.execute(going_on, Path(folder), checkpoint_every=1, resume=True)
         yield f"{model} {precision}: resumed to the same bits", torch.equal(whole, resumed.model.cpu())
+
+
+class Looking(turnout.Observer):
+    """Look at every round, so that none is passed with others."""
+
+    def on_round(self, server: turnout.Server, record: Any) -> None:
+        pass
+
+
+def asynchrony(device: str) -> Checks:
+    """Rounds that are passed together, and one event after another."""
+    local = LocalSGD(0.05, batch_size=8)
+    methods: dict[str, Callable[[], turnout.Algorithm]] = {
+        "async_fedavg": lambda: turnout.AsyncFedAvg(local, weight_rule="naive", server_lr=0.3),
+        "fedbuff": lambda: turnout.FedBuff(local, buffer_size=5),
+        "fedfix": lambda: turnout.FedFix(local, window=0.7),
+    }
+    for (name, method), precision in itertools.product(methods.items(), ("float64", "tf32")):
+        models = []
+        for observers in ([], [Looking()]):
+            made = experiment("images of equals", device, precision, rounds=150 if name == "async_fedavg" else 30)
+            models.append(turnout.execute(replace(made, algorithm=method()), observers=observers).model)
+        yield f"{name} {precision}: the bits of one event after another", torch.equal(*models)
 
 
 # -- everything once ------------------------------------------------------------------------------------------
@@ -349,6 +406,7 @@ def personal(plan: Plan) -> Outcome:
 
 def all_checks(device: str) -> Checks:
     yield from engine(device)
+    yield from asynchrony(device)
     for name, made in everything():
         try:
             yield from compared(name, device, made)

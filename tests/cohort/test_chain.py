@@ -18,13 +18,13 @@ from turnout.core.random import key
 from turnout.engine import graphs, trial
 from turnout.engine.batches import Jobs, Size
 from turnout.engine.chain import Chain
-from turnout.engine.convolutions import FORMS
+from turnout.engine.convolutions import FORMS, OURS
 from turnout.engine.graphs import GraphedSGD, pieces, rounded
 from turnout.engine.plain_sgd import CLIENTS_A_BLOCK, PlainSGD, blocks
 from turnout.engine.train import Cohort
 from turnout.task import models
 
-ON_A_CPU = [form for form in FORMS if form != "patches_triton"]
+ON_A_CPU = [form for form in FORMS if form not in OURS]
 POOL = 60
 SIZES = np.array([23, 17, 9, 9, 4, 3, 1])
 STEPS = LocalSGD(0.1, epochs=2, batch_size=4).num_steps(SIZES)

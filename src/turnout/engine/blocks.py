@@ -16,6 +16,7 @@ from torch import Tensor
 
 from turnout.core.memory import room_like
 from turnout.engine.background import Late
+from turnout.engine.convolutions import HAS_TRITON
 from turnout.local.sgd import Named
 
 Answer = Callable[[], Tensor]
@@ -70,6 +71,10 @@ class Block(Mapping[str, Tensor]):
         if len(rows) == 1:
             row = _real(self._with(name, rows)[rows[0]])
             return torch.mul(row, float(weights[0]), out=room_like(row))
+        if self.sums_in_order(name):
+            from turnout.engine import sums
+
+            return sums.weighted_sum(self._with(name, rows), rows, weights)
         values = _real(self.some(name, rows))
         if values.is_cuda:
             row = _sent(weights.tobytes(), values.dtype, values.device)
@@ -77,6 +82,14 @@ class Block(Mapping[str, Tensor]):
             row = torch.as_tensor(weights, dtype=values.dtype)[None]
         matrix = values if values.ndim == 2 else values.reshape(len(values), -1)
         return torch.mm(row, matrix).view(values.shape[1:])
+
+    def sums_in_order(self, name: str) -> bool:
+        """Tell whether a kernel of ours adds rows up where they are, one after another."""
+        if self.late or not HAS_TRITON or not self._vectors[name].is_cuda:
+            return False
+        from turnout.engine import sums
+
+        return sums.fits(self._vectors[name])
 
     def norms(self, name: str, rows: Sequence[int]) -> Tensor:
         """Compute Euclidean norms `[len(rows)]`."""

@@ -93,6 +93,30 @@ class PatchesInOneKernel(Patches):
         return kernels.scatter(windows.flatten(0, 1), images, (kh, kw), self.stride).view(shape)
 
 
+class Implicit(Convolution):
+    """Products of windows that are never written down, in kernels of its own; kernels lie `[C, out, kh, kw, in]`."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Any]:
+        from turnout.engine import implicit
+
+        size, x = implicit.sizes(x, self._kernels(weight), self.stride, self.padding), x.contiguous()
+        kernels = self._kernels(weight).to(x.dtype)
+        return implicit.forward(x, kernels, bias, size), (x, kernels, size)
+
+    def step(self, saved: Any, weight: Tensor, dy: Tensor, wanted: bool) -> Tensor:
+        from turnout.engine import implicit
+
+        x, kernels, size = saved
+        up = dy.contiguous()
+        dx = implicit.by_images(up, kernels, size) if wanted else dy
+        implicit.by_kernels(up, x, size, self._kernels(weight))
+        return dx
+
+    @staticmethod
+    def _kernels(weight: Tensor) -> Tensor:
+        return weight.permute(0, 1, 3, 4, 2)
+
+
 class ClientByClient(Convolution):
     """The library's own convolution, for one client after another."""
 
@@ -152,7 +176,9 @@ class GroupedChannelsLast(Grouped):
 FORMS: dict[str, type[Convolution]] = {
     "patches": Patches,
     "patches_triton": PatchesInOneKernel,
+    "implicit": Implicit,
     "client_by_client": ClientByClient,
     "grouped": Grouped,
     "grouped_channels_last": GroupedChannelsLast,
 }
+OURS = frozenset({"patches_triton", "implicit"})  # forms that are kernels of ours, in Triton

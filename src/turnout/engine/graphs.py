@@ -27,7 +27,8 @@ from turnout.core.trees import Tree
 from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
 from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
-from turnout.engine.plain_sgd import Course, PlainSGD, State
+from turnout.engine.paths import runs_on_streams
+from turnout.engine.plain_sgd import Course, PlainSGD, State, step_alone
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD
 from turnout.task.task import Task
@@ -35,6 +36,7 @@ from turnout.task.task import Task
 KEPT = 64  # graphs; they share one memory pool
 LARGEST_INDEX = 1 << 30  # bytes of everybody's rows of the pool
 LONGEST = 16  # steps of a piece
+STREAMS = 16  # on which ordinary passes of clients run side by side
 
 
 def rounded(count: int) -> int:
@@ -52,6 +54,15 @@ def pieces(steps: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         count = min(LONGEST, int(steps[(3 * active + 3) // 4 - 1]) - first)
         yield first, count, rounded(active)
         first += count
+
+
+def _to_length(column: NDArray[Any], count: int) -> NDArray[Any]:
+    """Repeat the last entry of a column until there are so many."""
+    if len(column) == count:
+        return column
+    longer = np.empty(count, column.dtype)
+    longer[: len(column)], longer[len(column) :] = column, column[-1]
+    return longer
 
 
 @contextmanager
@@ -97,6 +108,12 @@ class GraphedSGD(PlainSGD):
         self._messages = 0
         self._read = torch.zeros(1, dtype=torch.int64, pin_memory=self._on_cuda)  # the last message that was read
         self._last_read = self._read.numpy()
+        self._alone: Task | None = None  # for ordinary passes, where clients cannot be mapped
+        self._streams: list[torch.cuda.Stream] = []
+        if chain is None and (task.alone or plan.engine == "sequential") and runs_on_streams(task, plan):
+            self._alone = task.to()
+            self._alone.vectorised = False
+            self._streams = [torch.cuda.Stream(plan.device) for _ in range(STREAMS)]
 
     @property
     def _on_cuda(self) -> bool:
@@ -105,15 +122,19 @@ class GraphedSGD(PlainSGD):
     def train(self, jobs: Jobs, size: Size) -> Tensor:
         work, models, received, keys, samples = jobs.work, jobs.models, jobs.received, jobs.keys, jobs.samples
         lr, steps, even = jobs.lr, size.steps, size.even
-        shared, clients = len(models) == 1, len(keys)
-        begins = models[0][None] if shared else self.received(models, received)
-        name = (id(work), clients, int(samples.counts[0]), id(samples.pool), shared)
+        shared, here = len(models) == 1, len(keys)
+        extent = Extent(*map(rounded, Extent.of(work, samples.counts, steps)))
+        count = int(steps[0])
+        at_once = steps[-1] == count and count <= LONGEST
+        clients = rounded(here) if at_once else here  # the last, if there are more, stand still
+        begins = models[0][None] if shared else self.received(models, _to_length(received, clients))
+        name = (id(work), here, int(samples.counts[0]), id(samples.pool), shared)
         known = self._known.get(name) if even and isinstance(samples, Picked) else None
         if known is not None:
-            return self._run_graph(known, begins, (keys, samples.counts, steps, samples.begin), lr)
-        extent = Extent(*map(rounded, Extent.of(work, samples.counts, steps)))
+            columns = (_to_length(column, clients) for column in (keys, samples.counts, steps, samples.begin))
+            return self._run_graph(known, begins, (*columns,), lr, here)
         pool, begin = self._resident(samples)
-        columns = keys, samples.counts, steps, begin
+        columns = tuple(_to_length(column, clients) for column in (keys, samples.counts, steps, begin))
         message, told = self._message(clients)
 
         def drawn() -> tuple[Course, Tensor, Tensor]:
@@ -121,14 +142,13 @@ class GraphedSGD(PlainSGD):
             self._read.copy_(placed[:1], non_blocking=True)
             head, rows = placed[:3], placed[3:].view(5, clients)
             drawn = draw(work, unpacked(rows[:4], pool, extent.samples), extent, self.keyed)
-            return Course.of(drawn, steps, self.plan.dtype), rows[4].view(torch.float64).to(self.plan.dtype), head
+            return Course.of(drawn, columns[2], self.plan.dtype), rows[4].view(torch.float64).to(self.plan.dtype), head
 
         shape = (clients, pool.data_ptr(), len(pool), *extent, work.batching, work.batch_size)
-        count = int(steps[0])
-        if steps[-1] < count or count > LONGEST or clients < rounded(clients):
-            self._tell(told, columns, lr)
+        if not at_once:
+            self._tell(told, columns, lr, here)
             if self._seize(shape, lambda: self._kept("course", *drawn()[:2])):
-                self._tell(told, columns, lr)
+                self._tell(told, columns, lr, here)
             course, rates = self._replay(shape)
             return self.run(models, received, rates, course._replace(steps=steps))
         one_kernel = self._in_one_kernel(extent.batch(work))
@@ -146,7 +166,7 @@ class GraphedSGD(PlainSGD):
             self._moved(state, first, moved)
 
         call = Call(work, (*shape, shared), told, start, moved)
-        found = self._run_graph(call, begins, columns, lr, body)
+        found = self._run_graph(call, begins, columns, lr, here, body)
         if even and isinstance(samples, Picked) and id(samples.pool) in self._indices and len(self._known) < KEPT:
             self._known[name] = call
         return found
@@ -157,20 +177,22 @@ class GraphedSGD(PlainSGD):
         begins: Tensor,
         jobs: tuple[NDArray[np.int64], ...],
         lr: float | NDArray[np.float64],
+        here: int,
         body: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Replay a training and give what the clients' parameters move by; `body` is needed the first time."""
+        """Replay a training and give what the parameters of the clients that are `here`, the first, move by; `body` is
+        needed the first time."""
         start = (
             begins.to(self.plan.device, self.plan.dtype).contiguous()
             if call.start is None
             else call.start.copy_(begins)
         )
         moved = start.new_empty(len(jobs[0]), start.shape[1]) if call.moved is None else call.moved
-        self._tell(call.told, jobs, lr, start.data_ptr(), moved.data_ptr())
+        self._tell(call.told, jobs, lr, here, start.data_ptr(), moved.data_ptr())
         if body is not None and self._seize(call.shape, body):
-            self._tell(call.told, jobs, lr, start.data_ptr(), moved.data_ptr())
+            self._tell(call.told, jobs, lr, here, start.data_ptr(), moved.data_ptr())
         self._replay(call.shape)
-        return moved if call.moved is None else moved.clone()
+        return moved[:here] if call.moved is None else moved[:here].clone()
 
     def _in_one_kernel(self, batch: int) -> bool:
         """Say whether one kernel takes all steps: those of a single layer that is small enough, with tf32."""
@@ -206,6 +228,7 @@ class GraphedSGD(PlainSGD):
         told: Told,
         jobs: tuple[NDArray[np.int64], ...],
         lr: float | NDArray[np.float64],
+        here: int,
         start: int = 0,
         moved: int = 0,
     ) -> None:
@@ -214,7 +237,7 @@ class GraphedSGD(PlainSGD):
         told.head[:] = self._messages, start, moved
         for room, values in zip(told.jobs, jobs, strict=True):
             room[:] = values
-        told.rates[:] = lr
+        told.rates[:here], told.rates[here:] = lr, 0.0
 
     def _resident(self, samples: Ragged) -> tuple[Tensor, NDArray[np.int64]]:
         """Place the rows of these samples on the device, and say where each job's begin: the whole population's once
@@ -293,6 +316,22 @@ class GraphedSGD(PlainSGD):
             rows, weights = (part[:, number if part.shape[1] > 1 else 0] for part in (course.rows, course.weights))
             inputs, targets = self.samples(rows)
             self.step(state, lr, Batch(inputs, targets, weights, rows, key, number))
+
+    def step(self, state: State, lr: float | Tensor, batch: Batch) -> None:
+        if self._alone is None:
+            super().step(state, lr, batch)
+            return
+        rates = lr if isinstance(lr, Tensor) else batch.weights.new_full((len(batch.weights),), lr)
+        weights = batch.weights * rates.view(-1, *(1,) * (batch.weights.ndim - 1))
+        now = torch.cuda.current_stream(self.plan.device)
+        for stream in self._streams:
+            stream.wait_stream(now)
+        for client in range(len(weights)):
+            with torch.cuda.stream(self._streams[client % STREAMS]):
+                seen = (trees.at(part, client) for part in (batch.inputs, batch.targets, weights, batch.key))
+                step_alone(self._alone, {name: layer[client] for name, layer in state.layers.items()}, *seen)
+        for stream in self._streams:
+            now.wait_stream(stream)
 
     def _seen(self, course: Course, lr: Tensor) -> tuple[Tensor, Aim] | None:
         """Gather the samples of all steps `[S, C, B, ...]`, and what they are compared with, where there is room."""

@@ -4,6 +4,7 @@
 |---|---|
 | `chain` | all clients together, plain SGD whose backward pass is written out (`chain.py`); convolutions on a CPU in blocks of clients on threads |
 | `vmap` | all clients together, gradients of automatic differentiation |
+| `streams` | on CUDA: ordinary passes of several clients side by side, replayed as graphs (`graphs.py`) |
 | `threads` | one client after another, on threads of one-thread kernels |
 | `ray` | any of these, in workers elsewhere (`ray_pool.py`) |
 
@@ -27,7 +28,7 @@ from turnout.local.python_work import PythonWork
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
 
-CHAIN, VMAP, THREADS, RAY = "chain", "vmap", "threads", "ray"
+CHAIN, VMAP, STREAMS, THREADS, RAY = "chain", "vmap", "streams", "threads", "ray"
 
 # A CPU runs a grouped convolution or a fallback recurrent kernel slower than one client after another.
 _SLOW_ON_CPU = {"convolutions": (nn.Conv1d, nn.Conv2d, nn.Conv3d), "recurrent layers": (nn.RNNBase,)}
@@ -38,7 +39,7 @@ _MANY_BETWEEN = 1 << 16
 class Path(NamedTuple):
     """One way to compute a local work, and why it is this one."""
 
-    name: str  # chain, vmap, threads or ray
+    name: str  # chain, vmap, streams, threads or ray
     why: str  # a sentence without its full stop
     whole: bool = False  # whether a job is nothing but steps of plain SGD, taken by many clients together
 
@@ -72,6 +73,8 @@ def select_path(
     if isinstance(chain, Chain) and not against:
         blocks = "; blocks of clients on threads" if plan.device == "cpu" and chain.convolves else ""
         return Path(CHAIN, f"plain SGD through {chain.words}{blocks}{graphs}", ends_plainly)
+    if apart and plain and ends_plainly and not local.report and runs_on_streams(task, plan):
+        return Path(STREAMS, apart + graphs, True)
     if apart:
         return Path(THREADS, apart if task.alone else f"{apart}; {against}")
     return Path(VMAP, f"{against}{graphs}", plain and ends_plainly)
@@ -82,9 +85,20 @@ def reason_apart(task: Task, plan: Plan) -> str:
     return task.alone or _slow_together(task, plan)
 
 
+def runs_on_streams(task: Task, plan: Plan) -> bool:
+    """Say whether ordinary passes of several clients can be captured as a graph: on CUDA, where nothing stands against
+    computing clients together but that they cannot be mapped, or that the plan is against it."""
+    captured = plan.device != "cpu" and plan.graphs and not task.recomputes and "control flow" not in task.alone
+    return captured and (task.unmapped or not task.alone)
+
+
 def falls_back(task: Task, plan: Plan) -> bool:
     """Say whether clients are computed one after another though the plan did not want that."""
-    return bool(task.alone) and (plan.engine == "ray" or not _slow_together(task, plan))
+    return (
+        bool(task.alone)
+        and not runs_on_streams(task, plan)
+        and (plan.engine == "ray" or not _slow_together(task, plan))
+    )
 
 
 def chain_or_reason(task: Task, plan: Plan) -> Chain | str:

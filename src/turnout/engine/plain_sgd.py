@@ -9,7 +9,7 @@ steps one after another, each by what the samples count for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -28,8 +28,10 @@ from turnout.core.trees import Tree
 from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
+from turnout.engine.convolutions import HAS_TRITON
 from turnout.engine.layers import Factored
 from turnout.engine.plan import MIB, Plan
+from turnout.engine.together import Together
 from turnout.local.optimisers import SGD
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
@@ -170,6 +172,16 @@ class PlainSGD:
         return moved
 
     @cached_property
+    def side_by_side(self) -> frozenset[str]:
+        """Name the kernels that products without windows read (`implicit.py`)."""
+        if self.plan.device == "cpu" or not HAS_TRITON or self.task.alone:
+            return frozenset()
+        if self.chain is not None and self.plan.convolution != "implicit":
+            return frozenset()
+        layers = self.task.module.named_modules()
+        return frozenset(f"{n}.weight" if n else "weight" for n, layer in layers if _convolves_plainly(layer))
+
+    @cached_property
     def by_blocks(self) -> bool:
         """Say whether blocks of clients are trained by threads of one-thread kernels: that pays with convolutions."""
         return self.plan.device == "cpu" and self.chain is not None and self.chain.convolves
@@ -276,8 +288,16 @@ class PlainSGD:
             own_bias = None if bias is None else self.new(f"layer.{prefix}bias", bias.shape).copy_(bias)
             start = self.steady(f"{prefix}weight", weight[0] if shared else weight)
             factored[prefix] = Factored(start, own_bias, *past)
-        own = {name: self.new(f"layer.{name}", layer.shape).copy_(layer) for name, layer in layers.items()}
+        own = {name: self._room(name, layer.shape).copy_(layer) for name, layer in layers.items()}
         return State(own, factored)
+
+    def _room(self, name: str, shape: torch.Size) -> Tensor:
+        """Make room for a layer of all clients; for kernels, where ours read them, with what they have of a pixel side
+        by side."""
+        if name not in self.side_by_side:
+            return self.new(f"layer.{name}", shape)
+        clients, out, into, kh, kw = shape
+        return self.new(f"layer.{name}", torch.Size([clients, out, kh, kw, into])).movedim(-1, 2)
 
     def new(self, name: str, shape: torch.Size, dtype: torch.dtype | None = None) -> Tensor:
         """Make room for what is called so."""
@@ -295,11 +315,17 @@ class PlainSGD:
                 aim = self.chain.aim(seen.targets, seen.weights, lr)
                 self.chain.step(own, state.factored, seen.inputs.to(self.precision), aim, seen.key)
                 continue
-            for layer, gradient in zip(own.values(), _own_gradients(self.task, own, seen), strict=True):
+            if key.is_cuda:  # the loss is scaled in the place of every gradient, and all layers move at once
+                rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
+                moves = _summed_gradients(self.task, own, seen._replace(weights=weights * rate))
+                torch._foreach_sub_(list(own.values()), moves)
+                continue
+            gradients: Named = vmap(grad(partial(_objective, self.task)))(own, *_arguments(seen))
+            for name, layer in own.items():
                 if isinstance(lr, Tensor):
-                    layer.addcmul_(gradient, lr.view(-1, *(1,) * (gradient.ndim - 1)), value=-1)
+                    layer.addcmul_(gradients[name], lr.view(-1, *(1,) * (layer.ndim - 1)), value=-1)
                 else:
-                    layer.add_(gradient, alpha=-lr)
+                    layer.add_(gradients[name], alpha=-lr)
 
     def difference(self, state: State, received: Tensor, moved: Tensor) -> None:
         """Subtract `received` from the layers into `moved`, both `[C, P]`."""
@@ -372,17 +398,29 @@ def _objective(task: Task, named: Named, inputs: Tree, targets: Tree, weights: T
     return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
 
 
-def _own_gradients(task: Task, layers: Named, batch: Batch) -> Iterable[Tensor]:
-    """Differentiate every client's loss by its own parameters, layer by layer.
+def step_alone(task: Task, layers: Named, inputs: Tree, targets: Tree, weights: Tensor, key: Tensor) -> None:
+    """Take one client's step by an ordinary pass, in place; `weights` hold the learning rate."""
+    for own, counted, drawn in task.models(layers, weights, key):
+        leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
+        with torch.enable_grad():
+            loss = _objective(task, leaves, inputs, targets, counted, drawn)
+            moves = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        torch._foreach_sub_(list(own.values()), list(moves))
 
-    On a CPU by `vmap(grad)`, whose products have the better layout. On CUDA, where launches are what costs, by one
-    ordinary backward pass through the sum of all losses: clients share no parameters, so it holds the same gradients.
-    """
-    arguments = (batch.inputs, batch.targets, batch.weights, batch.key)
-    if not batch.key.is_cuda:
-        gradients: Named = vmap(grad(partial(_objective, task)))(layers, *arguments)
-        return gradients.values()
+
+def _arguments(batch: Batch) -> tuple[Tree, Tree, Tensor, Tensor]:
+    return batch.inputs, batch.targets, batch.weights, batch.key
+
+
+def _summed_gradients(task: Task, layers: Named, batch: Batch) -> list[Tensor]:
+    """Differentiate every client's loss by its own parameters, layer by layer, by one ordinary backward pass through
+    the sum of all losses: clients share no parameters, so it holds the same gradients as `vmap(grad)`, in fewer
+    launches, which are what costs on CUDA."""
     leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
-    with torch.enable_grad():
-        total = vmap(partial(_objective, task))(leaves, *arguments).sum()
-        return torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    with torch.enable_grad(), Together():
+        total = vmap(partial(_objective, task))(leaves, *_arguments(batch)).sum()
+        return list(torch.autograd.grad(total, list(leaves.values()), materialize_grads=True))
+
+
+def _convolves_plainly(layer: nn.Module) -> bool:
+    return type(layer) is nn.Conv2d and layer.groups == 1

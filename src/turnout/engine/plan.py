@@ -16,7 +16,7 @@ from turnout.core.allowed import OneOf, Range
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
-from turnout.engine.convolutions import FORMS
+from turnout.engine.convolutions import FORMS, HAS_TRITON, OURS
 from turnout.local.exchange import count_numbers
 from turnout.local.sgd import LocalSGD
 from turnout.task.task import Task
@@ -62,6 +62,10 @@ class Plan(Spelt):
             raise UserError(f"engine.device: {self.device!r} was asked for but this machine has no usable CUDA device")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"engine.device: {self.device!r} is beyond the {torch.cuda.device_count()} of this machine")
+        if self.convolution in OURS and (device.type == "cpu" or not HAS_TRITON):
+            raise UserError(f"engine.convolution: {self.convolution} is for a CUDA device with Triton; take auto")
+        if self.convolution == "implicit" and self.precision == "float64":
+            raise UserError("engine.convolution: implicit does not compute in float64; take auto")
         return self.with_threads()
 
     def clients_a_call(self, task: Task, work: LocalSGD, batch_bytes: int, measured: int = 0) -> int:

@@ -62,7 +62,7 @@ class Cohort:
             self.plan = plan = replace(plan, graphs=False)
         self.sample_bytes = trees.row_bytes(self.stored[0], plan.dtype)
         self._may_attend = True
-        with self.on_device():
+        with computing_on(self._precisely, may_attend=True):
             self.activations = self.task.examine(*self.stored)
         self.footprint = Footprint(self.task, *self.stored)
         self.falls_back = paths.falls_back(self.task, plan)
@@ -87,6 +87,11 @@ class Cohort:
         self._may_attend = self._plain.chain is None
         if self._plain.chain is not None:
             self.activations += self._plain.chain.window_numbers(self.task) * self.task.initial.element_size()
+
+    @property
+    def _precisely(self) -> Plan:
+        """Give the plan without roundings that would look like differences between clients."""
+        return self.plan if self.plan.dtype == torch.float64 else replace(self.plan, precision="float32")
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Compute on the plan's device, as precisely as the plan says."""

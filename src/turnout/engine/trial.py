@@ -26,7 +26,7 @@ from turnout.core.ragged import Ragged
 from turnout.core.trees import Tree
 from turnout.engine.batches import Jobs, Size
 from turnout.engine.chain import Chain
-from turnout.engine.convolutions import FORMS, HAS_TRITON
+from turnout.engine.convolutions import FORMS, HAS_TRITON, OURS
 from turnout.engine.graphs import GraphedSGD
 from turnout.engine.plan import Plan
 from turnout.local.sgd import LocalSGD
@@ -65,7 +65,12 @@ def convolution(task: Task, inputs: Tree, targets: Tree, plan: Plan) -> Trial:
             return Trial(str(known["convolution"]), dict(known.get("seconds", {})))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    forms = [form for form in FORMS if form != "client_by_client" and (HAS_TRITON or form != "patches_triton")]
+    left = (
+        {"client_by_client"}
+        | (set() if HAS_TRITON else OURS)
+        | ({"implicit"} if plan.dtype == torch.float64 else set())
+    )
+    forms = [form for form in FORMS if form not in left]
     seconds = {form: _seconds(task, inputs, targets, replace(plan, convolution=form)) for form in forms}
     fastest = min(seconds, key=seconds.__getitem__)
     try:

@@ -184,8 +184,11 @@ class Passage:
         if not np.isfinite(weights).all() or len(results) < len(clients):
             return False
         optimiser = copy.copy(server.law.optimiser)
-        if len(clients) > rounds:
-            bounds = np.searchsorted(some.round, np.arange(rounds + 1)).tolist()
+        bounds = np.searchsorted(some.round, np.arange(rounds + 1)).tolist()
+        blocks = {id(block): block for block, _ in results}.values()
+        if type(optimiser) is Step and all(block.sums_in_order("delta") for block in blocks):
+            models = _in_one_kernel(optimiser, server.model, results, weights, bounds)
+        elif len(clients) > rounds:
             models = _by_sums(optimiser, server.model, results, weights, bounds)
         else:
             models = _one_by_one(optimiser, server.model, results, weights)
@@ -262,6 +265,26 @@ def _by_sums(
         model = optimiser.step(model, add_up(by_block(results[begin:end]), weights[begin:end]))
         models.append(model)
     return models
+
+
+def _in_one_kernel(
+    optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray, bounds: list[int]
+) -> list[Tensor]:
+    """Compute the models `[P]` after rounds, by one kernel on a CUDA device."""
+    from turnout.engine import sums
+
+    deltas = {id(block): block["delta"] for block, _ in results}
+    rows, order, begins = list[tuple[Tensor, int]](), list[int](), list[int]()
+    if len(bounds) > len(results):  # one a round
+        rows, order = [(deltas[id(block)], row) for block, row in results], list(range(len(results)))
+        begins = [sums.BEGINS] * len(results)
+    for begin, end in pairwise(bounds if not rows else ()):
+        for block, there, here in by_block(results[begin:end]):
+            rows += [(deltas[id(block)], row) for row in there]
+            order += [begin + place for place in here]
+            begins += [sums.BEGINS, *[sums.GOES_ON] * (len(there) - 1)]
+    sent = np.array(begins, np.int64), weights[order], np.array(bounds, np.int64)
+    return list(sums.models(model, rows, *sent, optimiser.lr).unbind())
 
 
 def _one_by_one(optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray) -> list[Tensor]:

@@ -56,13 +56,18 @@ class Findings(NamedTuple):
     draws: bool  # whether the model's functions draw in training
     recomputes: bool  # whether parts of it are called again while gradients are computed
     idle: frozenset[str] = frozenset()  # parameters that get no gradient
+    unmapped: bool = False  # whether nothing stands against computing clients together but that they cannot be mapped
 
 
 @torch.no_grad()
 def examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     """Examine a task on its samples `[n, ...]`, or refuse it."""
-    with _put_back(task.module):
-        return _examine(task, inputs, targets)
+    halved, task.bfloat16 = task.bfloat16, False  # which would look like differences
+    try:
+        with _put_back(task.module):
+            return _examine(task, inputs, targets, halved)
+    finally:
+        task.bfloat16 = halved
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
             layer._buffers.update(buffers)
 
 
-def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
+def _examine(task: Task, inputs: Tree, targets: Tree, halved: bool) -> Findings:
     device = task.initial.device
     samples.check_aligned(task.augmenting, inputs, targets)
     rows = _telling(targets, device)
@@ -85,7 +90,7 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     x, y = trees.batch(inputs, targets, few, task.initial)
     params = task.initial + 0.01 * torch.arange(task.size, device=device).to(task.initial).cos()
     exact = device.type == "cpu" or task.initial.dtype == torch.float64
-    close = CLOSE if exact and not task.bfloat16 else ROUGHLY
+    close = CLOSE if exact else ROUGHLY
     outputs, couples, alone = _pass_twice(task, params, x, close)
     if all(leaf.ndim and len(leaf) == PASSED for leaf in _tensors_of(outputs)):
         repeated = torch.arange(len(rows), device=device) % PASSED
@@ -109,8 +114,12 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
         recomputes, idle = trial.tried()
-        alone = couples or alone or trial.cannot_map()
-    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle)
+        depends, alone = (
+            couples or alone,
+            couples or alone or trial.cannot_map() or (trial.cannot_map_halved() if halved else ""),
+        )
+    unmapped = bool(alone) and not depends
+    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle, unmapped)
 
 
 def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str, str]:

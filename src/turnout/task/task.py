@@ -56,6 +56,7 @@ class Task(Spelt):
     idle: frozenset[str] = frozenset()  # parameters that get no gradient; see `examine`
     steady: frozenset[str] = frozenset()  # buffers that no pass changes, the same tensors in copies; see `examine`
     alone: str = ""  # why clients cannot be computed together, if so; see `examine`
+    unmapped = False  # whether that is only because they cannot be mapped; see `examine`
     between = 0  # numbers that all layers give for a sample, once one is known
     has_gradients = True  # whether there are any, to train by
     _build: Callable[[], nn.Module] | None = None
@@ -324,7 +325,8 @@ class Task(Spelt):
         with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
             sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
             total = self.activations(sample)
-        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle = examine(self, inputs, targets)
+        found = examine(self, inputs, targets)
+        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle, self.unmapped = found
         self.loss = measures.pop("loss")
         self.metrics = measures
         self.steady = frozenset(name for name, _ in self.module.named_buffers()) - self.given

@@ -78,22 +78,43 @@ class Trial:
 
     def cannot_map(self) -> str:
         """Say why two clients cannot be computed together; "": they can."""
-        samples = (self.inputs, self.targets)
-        x, y = (trees.map_leaves(lambda leaf: leaf.view(2, -1, *leaf.shape[1:]), part) for part in samples)
-        both = self.params.expand(2, -1).contiguous()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it takes a slower way
-            try:
-                vmap(self.objective)(both, x, y, self._keys)
-                together = vmap(grad(self.objective))(both, x, y, self._keys)
-            except Exception as error:
-                return f"the model or the loss cannot be mapped over clients ({reason(error)})"
+        try:
+            together = self._mapped()
+        except Exception as error:
+            return f"the model or the loss cannot be mapped over clients ({reason(error)})"
+        x, y = self._halves
         for client, key in enumerate(self._keys):
             alone = self.gradient(trees.at(x, client), trees.at(y, client), key)
             within = self.close[1] * float(alone.nan_to_num(0, 0, 0).abs().max())
             if not torch.allclose(together[client], alone, rtol=self.close[0], atol=within, equal_nan=True):
                 return "the model's gradients are others when they are mapped over clients"
         return ""
+
+    def cannot_map_halved(self) -> str:
+        """Say the same of a task that computes in bfloat16, whose roundings would look like differences."""
+        self.task.bfloat16 = True
+        try:
+            self._mapped()
+        except Exception as error:
+            return f"the model or the loss cannot be mapped over clients in bfloat16 ({reason(error)})"
+        finally:
+            self.task.bfloat16 = False
+        return ""
+
+    def _mapped(self) -> Tensor:
+        """Pass two clients together, and compute their gradients `[2, P]`."""
+        both = self.params.expand(2, -1).contiguous()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes a slower way
+            vmap(self.objective)(both, *self._halves, self._keys)
+            return vmap(grad(self.objective))(both, *self._halves, self._keys)
+
+    @property
+    def _halves(self) -> tuple[Tree, Tree]:
+        """Give two clients the samples."""
+        samples = (self.inputs, self.targets)
+        x, y = (trees.map_leaves(lambda leaf: leaf.view(2, -1, *leaf.shape[1:]), part) for part in samples)
+        return x, y
 
     @property
     def _keys(self) -> Tensor:
