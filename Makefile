@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-walk test-browser test-tracking test-deploy test-flower test-replies test-ray lint bench docs clean
+.PHONY: demo test test-walk test-browser test-tracking test-deploy test-flower test-replies test-ray test-kernels lint bench docs clean
 
 $(VENV)/installed: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +69,13 @@ $(VENV)/installed-ray: $(VENV)/installed-dev
 # Real Ray workers on loopback: minutes, and no part of the suite.
 test-ray: $(VENV)/installed-ray
 	$(BIN)/pytest tests/ray_real
+
+# Kernels for CUDA on a CPU, by the interpreter of Triton, which is laid beside the environment: torch finds it nowhere else.
+$(VENV)/triton: $(VENV)/installed-dev
+	$(INSTALL) --no-deps --target $@ triton==3.9.0
+
+test-kernels: $(VENV)/triton
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/pytest tests/kernels
 
 bench: $(VENV)/installed
 	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py

@@ -93,9 +93,8 @@ def _run(
 def child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one side in this process."""
     plan = Plan(arguments.device, "auto", arguments.precision, arguments.threads, arguments.memory)
-    workload = WORKLOADS.get(arguments.workload)
-    if workload is not None and arguments.cohort:
-        workload = replace(workload, cohort=arguments.cohort)
+    workload = WORKLOADS["W2" if side == "million" else arguments.workload]
+    workload = replace(workload, cohort=arguments.cohort or workload.cohort)
     if side == "million":
         seconds = million(arguments.rounds, plan)
     elif side == "turnout":

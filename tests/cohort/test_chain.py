@@ -272,7 +272,9 @@ def test_equal_clients_known_from_before(batching: str) -> None:
             assert distance(graphed.train(*given), whole.train(*given)) <= 1e-12
 
 
-@pytest.mark.parametrize("steps", [[3] * 8, [3] * 33, [5, 5, 4, 4, 1]], ids=["one graph", "pieces", "uneven"])
+@pytest.mark.parametrize(
+    "steps", [[3] * 8, [3] * 33, [17] * 3, [5, 5, 4, 4, 1]], ids=["one", "padded", "pieces", "uneven"]
+)
 def test_no_message_counts_as_read_before_it_is(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the next one would be written over it; also where a graph was just captured, which reads it too."""
     whole, graphed = both(wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from cli.terminal import QUICK
 from support import conv, experiment, images, local, mlp, population
 from turnout import FedAvg, Full, LocalSGD, Plan, Task
 from turnout.cli.commands import app
-from turnout.engine.paths import CHAIN, RAY, THREADS, VMAP, select_path
+from turnout.core.errors import UserError
+from turnout.engine.paths import CHAIN, RAY, STREAMS, THREADS, VMAP, falls_back, select_path
 from turnout.engine.paths import Path as Choice
 from turnout.engine.train import Cohort
 from turnout.engine.trial import Trial
@@ -240,3 +242,31 @@ def test_a_run_of_the_command_line_tells_its_path(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, ["run", "digits", *QUICK]).output
     assert "Path of LocalSGD: chain: plain SGD through linear" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "work", "name"),
+    [
+        (recurrent, {}, {}, STREAMS),  # it cannot be mapped
+        (recurrent, {}, {"momentum": 0.5}, THREADS),  # and is no plain SGD
+        (recurrent, {"loss": spread}, {}, THREADS),  # a batch would not be padded
+        (nn.Tanh, {}, {}, VMAP),
+    ],
+)
+def test_ordinary_passes_run_side_by_side_on_cuda(
+    model: Callable[[], nn.Module], options: dict[str, Any], work: dict[str, Any], name: str
+) -> None:
+    people = population()
+    task = Task((lambda: nn.Sequential(nn.Linear(5, 3), model())) if model is nn.Tanh else model, seed=1, **options)
+    task.examine(people.inputs, people.targets)
+    plan = Plan(device="cuda")
+    assert select_path(task, local(**work), (), plan).name == name
+    assert falls_back(task, plan) is (model is recurrent and "loss" in options)
+    without = replace(plan, graphs=False)
+    assert select_path(task, local(**work), (), without).name == (VMAP if model is nn.Tanh else THREADS)
+
+
+@pytest.mark.parametrize("form", ["implicit", "patches_triton"])
+def test_forms_of_our_own_are_for_cuda(form: str) -> None:
+    with pytest.raises(UserError, match=rf"engine\.convolution: {form} is for a CUDA device"):
+        Plan(convolution=form).resolve()

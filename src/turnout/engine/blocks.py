@@ -72,7 +72,7 @@ class Block(Mapping[str, Tensor]):
             row = _real(self._with(name, rows)[rows[0]])
             return torch.mul(row, float(weights[0]), out=room_like(row))
         if self.sums_in_order(name):
-            from turnout.engine import sums
+            from turnout.engine.kernels import sums
 
             return sums.weighted_sum(self._with(name, rows), rows, weights)
         values = _real(self.some(name, rows))
@@ -87,7 +87,7 @@ class Block(Mapping[str, Tensor]):
         """Tell whether a kernel of ours adds rows up where they are, one after another."""
         if self.late or not HAS_TRITON or not self._vectors[name].is_cuda:
             return False
-        from turnout.engine import sums
+        from turnout.engine.kernels import sums
 
         return sums.fits(self._vectors[name])
 

@@ -81,13 +81,13 @@ class PatchesInOneKernel(Patches):
     """The same, with kernels of its own that move windows."""
 
     def gather(self, x: Tensor, kh: int, kw: int) -> Tensor:
-        from turnout.engine import windows
+        from turnout.engine.kernels import windows
 
         found = windows.gather(x.flatten(0, 1).contiguous(), (kh, kw), self.stride)
         return found.view(*x.shape[:2], *found.shape[1:])
 
     def scatter(self, windows: Tensor, shape: torch.Size, kh: int, kw: int) -> Tensor:
-        from turnout.engine import windows as kernels
+        from turnout.engine.kernels import windows as kernels
 
         images = torch.Size([shape[0] * shape[1], *shape[2:]])
         return kernels.scatter(windows.flatten(0, 1), images, (kh, kw), self.stride).view(shape)
@@ -97,14 +97,14 @@ class Implicit(Convolution):
     """Products of windows that are never written down, in kernels of its own; kernels lie `[C, out, kh, kw, in]`."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Any]:
-        from turnout.engine import implicit
+        from turnout.engine.kernels import implicit
 
         size, x = implicit.sizes(x, self._kernels(weight), self.stride, self.padding), x.contiguous()
         kernels = self._kernels(weight).to(x.dtype)
         return implicit.forward(x, kernels, bias, size), (x, kernels, size)
 
     def step(self, saved: Any, weight: Tensor, dy: Tensor, wanted: bool) -> Tensor:
-        from turnout.engine import implicit
+        from turnout.engine.kernels import implicit
 
         x, kernels, size = saved
         up = dy.contiguous()

@@ -113,7 +113,7 @@ class GraphedSGD(PlainSGD):
         if chain is None and (task.alone or plan.engine == "sequential") and runs_on_streams(task, plan):
             self._alone = task.to()
             self._alone.vectorised = False
-            self._streams = [torch.cuda.Stream(plan.device) for _ in range(STREAMS)]
+            self._streams = [torch.cuda.Stream(plan.device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
 
     @property
     def _on_cuda(self) -> bool:
@@ -131,8 +131,8 @@ class GraphedSGD(PlainSGD):
         name = (id(work), here, int(samples.counts[0]), id(samples.pool), shared)
         known = self._known.get(name) if even and isinstance(samples, Picked) else None
         if known is not None:
-            columns = (_to_length(column, clients) for column in (keys, samples.counts, steps, samples.begin))
-            return self._run_graph(known, begins, (*columns,), lr, here)
+            told_before = (_to_length(column, clients) for column in (keys, samples.counts, steps, samples.begin))
+            return self._run_graph(known, begins, (*told_before,), lr, here)
         pool, begin = self._resident(samples)
         columns = tuple(_to_length(column, clients) for column in (keys, samples.counts, steps, begin))
         message, told = self._message(clients)
@@ -201,12 +201,12 @@ class GraphedSGD(PlainSGD):
         lies_well = self.targets.ndim == 1 and self.inputs.is_contiguous() and self.targets.is_contiguous()
         if not lies_well or self.targets.dtype == torch.bool or not self._on_cuda or not HAS_TRITON:
             return False
-        from turnout.engine import logistic
+        from turnout.engine.kernels import logistic
 
         return self.plan.precision == "tf32" and logistic.fits(self.inputs[0].numel(), self.chain.outputs, batch)
 
     def _take_all_steps(self, head: Tensor, shared: bool, rates: Tensor, course: Course) -> None:
-        from turnout.engine import logistic
+        from turnout.engine.kernels import logistic
 
         assert self.chain is not None
         logistic.train(head, shared, self.inputs, self.targets, course, rates, self.chain.outputs, self.task.size)

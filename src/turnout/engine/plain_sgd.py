@@ -173,7 +173,7 @@ class PlainSGD:
 
     @cached_property
     def side_by_side(self) -> frozenset[str]:
-        """Name the kernels that products without windows read (`implicit.py`)."""
+        """Name the kernels that products without windows read (`kernels/implicit.py`)."""
         if self.plan.device == "cpu" or not HAS_TRITON or self.task.alone:
             return frozenset()
         if self.chain is not None and self.plan.convolution != "implicit":

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from turnout.engine.convolutions import HAS_TRITON
 
+_UNASKED = "is_contiguous inside of vmap"  # what cannot be asked of images whose channels lie side by side, as ours do
 LARGEST = 1 << 31  # numbers that kernels count to in what one client has
 
 
@@ -30,7 +32,13 @@ class Together(TorchFunctionMode):
             found = layer(*args, **(kwargs or {}))
             if found is not None:
                 return found
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if _UNASKED not in str(error):
+                raise
+        laid_out = tree_map(lambda part: part.contiguous() if isinstance(part, Tensor) else part, args)
+        return func(*laid_out, **(kwargs or {}))
 
 
 class _OverClients(torch.autograd.Function):
@@ -48,6 +56,11 @@ class _OverClients(torch.autograd.Function):
     def vmap(_: Any, in_dims: tuple[int | None, ...], function: Callable[..., Tensor], *args: Any) -> Any:
         rows = (x if dim is None else x.movedim(dim, 0) for x, dim in zip(args, in_dims[1:], strict=True))
         return function(*rows), 0
+
+
+def _applied(function: Any, *args: Any) -> Tensor:
+    found: Tensor = function.apply(*args)
+    return found
 
 
 def _mapped_once() -> bool:
@@ -97,16 +110,16 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if weight.ndim != 2 or not _each_client(input):
         return None
     if not any(_each_client(tensor) for tensor in (weight, bias) if tensor is not None):
-        shared: Tensor = _OverClients.apply(F.linear, *_halved(input, weight, bias))
+        shared: Tensor = _applied(_OverClients, F.linear, *_halved(input, weight, bias))
         return shared
     if not _each_client(weight, bias):
         return None
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = _Linear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)
+        y: Tensor = _applied(_Linear, x.reshape(len(x), -1, x.shape[-1]), weight, bias)
         return y.view(*x.shape[:-1], -1)
 
-    found: Tensor = _OverClients.apply(product, *_halved(input, weight, bias))
+    found: Tensor = _applied(_OverClients, product, *_halved(input, weight, bias))
     return found
 
 
@@ -116,7 +129,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any) -> Tensor:
-        from turnout.engine import implicit
+        from turnout.engine.kernels import implicit
 
         size, kernels = implicit.sizes(x, weight, stride, padding), weight.to(x.dtype)
         ctx.save_for_backward(x, kernels)
@@ -125,7 +138,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Any) -> Any:
-        from turnout.engine import implicit
+        from turnout.engine.kernels import implicit
 
         x, weight = ctx.saved_tensors
         up = dy[0].contiguous()
@@ -150,10 +163,10 @@ def _conv2d(
 
     def convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         images, kernels = x.permute(0, 1, 3, 4, 2).contiguous(), weight.permute(0, 1, 3, 4, 2).contiguous()
-        y: Tensor = _Convolution.apply(images, kernels, bias, _pair(stride), _pair(padding))
+        y: Tensor = _applied(_Convolution, images, kernels, bias, _pair(stride), _pair(padding))
         return y.permute(0, 1, 4, 2, 3)
 
-    found: Tensor = _OverClients.apply(convolved, *_halved(input), weight, bias)
+    found: Tensor = _applied(_OverClients, convolved, *_halved(input), weight, bias)
     return found
 
 
@@ -167,7 +180,7 @@ def _pair(value: Any) -> tuple[int, int]:
 class _RowsNormed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        from turnout.engine import normed
+        from turnout.engine.kernels import normed
 
         y, *kept = normed.rows_forward(x, weight, bias, epsilon, _between(x))
         ctx.save_for_backward(x, weight, *kept)
@@ -175,7 +188,7 @@ class _RowsNormed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Any) -> Any:
-        from turnout.engine import normed
+        from turnout.engine.kernels import normed
 
         return *normed.rows_backward(dy[0].contiguous(), *ctx.saved_tensors), None
 
@@ -183,7 +196,7 @@ class _RowsNormed(torch.autograd.Function):
 class _ImagesNormed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, epsilon: float) -> Tensor:
-        from turnout.engine import normed
+        from turnout.engine.kernels import normed
 
         y, *kept = normed.images_forward(x, weight, bias, groups, epsilon, _between(x))
         ctx.save_for_backward(x, weight, *kept)
@@ -192,9 +205,11 @@ class _ImagesNormed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Any) -> Any:
-        from turnout.engine import normed
+        from turnout.engine.kernels import normed
 
-        return *normed.images_backward(dy[0].contiguous(), *ctx.saved_tensors, ctx.groups), None, None
+        x, weight, mean, deviation = ctx.saved_tensors
+        back = normed.images_backward(dy[0].contiguous(), x, weight, mean, deviation, ctx.groups)
+        return *back, None, None
 
 
 def _between(x: Tensor) -> torch.dtype:
@@ -217,10 +232,10 @@ def _layer_norm(
 
     def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1]).contiguous()
-        y: Tensor = _RowsNormed.apply(rows, weight.contiguous(), bias.contiguous(), eps)
+        y: Tensor = _applied(_RowsNormed, rows, weight.contiguous(), bias.contiguous(), eps)
         return y.view(x.shape)
 
-    found: Tensor = _OverClients.apply(normed, input, weight, bias)
+    found: Tensor = _applied(_OverClients, normed, input, weight, bias)
     return found
 
 
@@ -236,10 +251,10 @@ def _group_norm(
 
     def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         images = x.permute(0, 1, 3, 4, 2).contiguous()
-        y: Tensor = _ImagesNormed.apply(images, weight.contiguous(), bias.contiguous(), num_groups, eps)
+        y: Tensor = _applied(_ImagesNormed, images, weight.contiguous(), bias.contiguous(), num_groups, eps)
         return y.permute(0, 1, 4, 2, 3)
 
-    found: Tensor = _OverClients.apply(normed, input, weight, bias)
+    found: Tensor = _applied(_OverClients, normed, input, weight, bias)
     return found
 
 
@@ -249,7 +264,7 @@ def _group_norm(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        from turnout.engine import attended
+        from turnout.engine.kernels import attended
 
         ctx.save_for_backward(q, k, v)
         ctx.causal, ctx.scale = causal, scale
@@ -257,9 +272,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Any) -> Any:
-        from turnout.engine import attended
+        from turnout.engine.kernels import attended
 
-        return *attended.backward(dy[0], *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
+        q, k, v = ctx.saved_tensors
+        return *attended.backward(dy[0], q, k, v, ctx.causal, ctx.scale), None, None
 
 
 def _attention(
@@ -277,7 +293,7 @@ def _attention(
         return None
     if not _kernels(query):
         return None
-    from turnout.engine import attended
+    from turnout.engine.kernels import attended
 
     if not attended.fits(query, key, value):
         return None
@@ -285,10 +301,10 @@ def _attention(
     def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         flat = [part.flatten(0, 1) for part in (q, k, v)]
         flat = [part if part.stride(3) == 1 else part.contiguous() for part in flat]
-        y: Tensor = _Attention.apply(*flat, is_causal, q.shape[-1] ** -0.5 if scale is None else scale)
-        return y.unflatten(0, q.shape[:2])
+        y: Tensor = _applied(_Attention, *flat, is_causal, q.shape[-1] ** -0.5 if scale is None else scale)
+        return y.view(*q.shape[:2], *y.shape[1:])
 
-    found: Tensor = _OverClients.apply(mixed, *_halved(query, key, value))
+    found: Tensor = _applied(_OverClients, mixed, *_halved(query, key, value))
     return found
 
 

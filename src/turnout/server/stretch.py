@@ -271,7 +271,7 @@ def _in_one_kernel(
     optimiser: Step, model: Tensor, results: list[Result], weights: FloatArray, bounds: list[int]
 ) -> list[Tensor]:
     """Compute the models `[P]` after rounds, by one kernel on a CUDA device."""
-    from turnout.engine import sums
+    from turnout.engine.kernels import sums
 
     deltas = {id(block): block["delta"] for block, _ in results}
     rows, order, begins = list[tuple[Tensor, int]](), list[int](), list[int]()

@@ -114,11 +114,9 @@ def _examine(task: Task, inputs: Tree, targets: Tree, halved: bool) -> Findings:
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
         recomputes, idle = trial.tried()
-        depends, alone = (
-            couples or alone,
-            couples or alone or trial.cannot_map() or (trial.cannot_map_halved() if halved else ""),
-        )
-    unmapped = bool(alone) and not depends
+        together = couples or alone  # why a sample's gradient depends on the others of its batch
+        alone = together or trial.cannot_map() or (trial.cannot_map_halved() if halved else "")
+    unmapped = bool(alone) and not together
     return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle, unmapped)
 
 

@@ -107,7 +107,8 @@ class Trial:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it takes a slower way
             vmap(self.objective)(both, *self._halves, self._keys)
-            return vmap(grad(self.objective))(both, *self._halves, self._keys)
+            found: Tensor = vmap(grad(self.objective))(both, *self._halves, self._keys)
+            return found
 
     @property
     def _halves(self) -> tuple[Tree, Tree]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnout.engine.implicit import precise
+from turnout.engine.kernels.implicit import precise
 
 LONGEST, WIDEST = 128, 128
 
