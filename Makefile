@@ -30,7 +30,7 @@ test: lint
 
 # Every name and option of every section, every damage to every file of a run, and random configurations: minutes. The suite has a sample.
 test-walk: $(VENV)/installed-dev
-	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/cli/test_damage.py
+	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/test_batchnorm.py tests/cli/test_damage.py
 	PYTHONPATH=tests $(BIN)/python tests/walk/random_configurations.py --count 22000 --seed 1
 
 # Real SuperNodes over TLS on loopback: minutes, and no part of the suite.
