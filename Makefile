@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # the tests are many files, and compiled once
 
 .PHONY: demo test test-walk test-browser test-tracking test-deploy test-flower test-replies test-ray test-kernels lint bench docs clean
 
@@ -28,9 +29,9 @@ lint: $(VENV)/installed-dev
 test: lint
 	$(BIN)/pytest -n 2
 
-# Every name and option of every section, every damage to every file of a run, and random configurations: minutes. The suite has a sample.
+# Every name and option of every section, every method with every BatchNorm, every damage to every file of a run, and random configurations: minutes. The suite has a sample.
 test-walk: $(VENV)/installed-dev
-	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/cli/test_damage.py
+	TURNOUT_WALK=all $(BIN)/pytest -n 2 tests/walk tests/test_batchnorm.py tests/cli/test_damage.py
 	PYTHONPATH=tests $(BIN)/python tests/walk/random_configurations.py --count 22000 --seed 1
 
 # Real SuperNodes over TLS on loopback: minutes, and no part of the suite.

@@ -6,6 +6,9 @@ import os
 
 import pytest
 
+# Threads that have nothing to do sleep: spinning, they take the cores from the suite's other processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def no_power_cut() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,44 @@ from turnout.server.checkpoint import Checkpoints
 
 
 class Crash(BaseException):
-    """The power goes."""
+    """Somebody interrupts."""
 
 
-class FaultyDisk:
-    """Counts writes, syncs and renames, and crashes at the chosen one."""
+class Moments:
+    """Calls `at` with the number of every moment whose crash would leave the files as no other does: half of a file
+    written, all of it, its name given."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, crash_at: int | None = None) -> None:
-        self.operations, self.crash_at = 0, crash_at
+    def __init__(self, patch: pytest.MonkeyPatch, at: Callable[[int], None]) -> None:
+        self.number, self.at = 0, at
         self._replace, self._sync, self._durably = os.replace, files._sync, files.write_durably
-        patch.setattr(os, "replace", lambda a, b: self._do(self._replace, a, b))
-        patch.setattr(files, "_sync", lambda path: self._do(self._sync, path))
+        patch.setattr(os, "replace", self._name)
+        patch.setattr(files, "_sync", self._synced)
         for user in ("turnout.run.experiment", "turnout.record.history"):
             patch.setattr(f"{user}.write_durably", self._write)
         patch.setattr(files, "write_durably", self._write)
 
-    def _do(self, operation, *arguments) -> None:  # type: ignore[no-untyped-def]
-        self.operations += 1
-        if self.operations == self.crash_at:
-            raise Crash
-        operation(*arguments)
+    def _pass(self) -> None:
+        self.number += 1
+        self.at(self.number)
 
-    def _write(self, path: Path, write) -> None:  # type: ignore[no-untyped-def]
-        def half(partial: Path) -> None:
-            self.operations += 1
+    def _name(self, partial: Path, path: Path) -> None:
+        self._pass()
+        self._replace(partial, path)
+
+    def _synced(self, path: Path) -> None:
+        if path.is_dir():
+            self._pass()
+        self._sync(path)
+
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        def torn(partial: Path) -> None:
             write(partial)
-            if self.operations == self.crash_at:
-                partial.write_bytes(partial.read_bytes()[: partial.stat().st_size // 2])  # a torn write
-                raise Crash
+            whole = partial.read_bytes()
+            partial.write_bytes(whole[: len(whole) // 2])
+            self._pass()
+            partial.write_bytes(whole)
 
-        self._durably(path, half)
+        self._durably(path, torn)
 
 
 def outcome(result: turnout.Result) -> tuple[torch.Tensor, Any, Any, Any]:
@@ -70,32 +79,55 @@ def assert_same(one: turnout.Result, two: turnout.Result) -> None:
     assert summary == summary2
 
 
-@pytest.fixture()
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
+THOROUGH = "stateful"  # with jobs in flight, and clients that keep something
 
 
-THOROUGH = ("fedavg", "stateful")
+def four_rounds(name: str, folder: Path, resume: bool = False) -> turnout.Result:
+    return turnout.execute(experiment(name, rounds=4), folder, checkpoint_every=2, resume=resume)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_crash_at_every_write_and_rename(name: str, tmp_path: Path) -> None:
+def test_the_power_goes_at_any_moment(name: str, tmp_path: Path) -> None:
+    """What is on the disk at that moment is kept, and gone on with."""
+    every = 1 if name == THOROUGH else 12  # the others take turns: each moment is that of every twelfth of them
+    turn, whole, kept = ALGORITHMS.index(name) % every, tmp_path / "whole", list[Path]()
+
+    def keep(number: int) -> None:
+        if number % every == turn:
+            kept.append(Path(shutil.copytree(whole, tmp_path / f"at{number}")))
+
     with pytest.MonkeyPatch.context() as patch:
-        disk = FaultyDisk(patch)
-        reference = turnout.execute(experiment(name, rounds=4), tmp_path / "whole", checkpoint_every=2)
-    assert disk.operations > 20
-    every = 1 if name in THOROUGH else 12  # the others take turns: each operation is hit with every twelfth of them
-    for crash_at in range(1 + ALGORITHMS.index(name) % every, disk.operations + 1, every):
-        folder = tmp_path / f"crash{crash_at}"
-        with pytest.MonkeyPatch.context() as patch:
-            FaultyDisk(patch, crash_at)
-            with pytest.raises(Crash):
-                turnout.execute(experiment(name, rounds=4), folder, checkpoint_every=2)
-        resumed = turnout.execute(experiment(name, rounds=4), folder, checkpoint_every=2, resume=True)
+        moments = Moments(patch, keep)
+        reference = four_rounds(name, whole)
+    assert moments.number > 20 and len(kept) >= moments.number // every
+    for folder in kept:
+        resumed = four_rounds(name, folder, resume=True)
         assert not {"damaged_file", "damaged_checkpoint"} & resumed.summary()["audit"]["events"].keys()
         assert_same(reference, resumed)
         assert damage(folder) == {}
+
+
+def test_who_is_interrupted_tidies_nothing_away(tmp_path: Path) -> None:
+    """At every eighth moment: what a process does on its way out leaves as much as a power cut."""
+    reference, number, ended = turnout.execute(experiment(THOROUGH, rounds=4)), 1, False
+
+    def crash(now: int) -> None:
+        if now == number:
+            raise Crash
+
+    while not ended:
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            Moments(patch, crash)
+            try:
+                four_rounds(THOROUGH, folder)
+                ended = True
+            except Crash:
+                pass
+        if not ended:
+            assert_same(reference, four_rounds(THOROUGH, folder, resume=True))
+        number += 8
+    assert number > 40
 
 
 @pytest.mark.parametrize("name", ["windowed", "standing", "continuing", "scaffold"])
@@ -133,29 +165,25 @@ def test_conv_model_with_jobs_in_flight_and_trained_payloads_resumes(tmp_path: P
 CHILD = """
 import sys
 from pathlib import Path
-from support import conv, experiment, mlp
+from support import conv, experiment
 import turnout
 
 class Speaking(turnout.Observer):
     def on_round(self, server, record):
         print(record.number, flush=True)
 
-name, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
-model = conv if name == "windowed" else mlp
-task = experiment(name, rounds=12, model=model)
-turnout.execute(task, folder, checkpoint_every=2, resume=resume, observers=[Speaking()])
+task, resume = experiment("windowed", rounds=12, model=conv), sys.argv[2] == "resume"
+turnout.execute(task, Path(sys.argv[1]), checkpoint_every=2, resume=resume, observers=[Speaking()])
 """
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "windowed"])
-def test_kill_minus_nine(name: str, tmp_path: Path) -> None:
+def test_kill_minus_nine(tmp_path: Path) -> None:
     """Real processes, killed after so many rounds have been heard of, at whatever they are doing then."""
-    model = {"model": conv} if name == "windowed" else {}
-    reference = turnout.execute(experiment(name, rounds=12, **model), tmp_path / "whole", checkpoint_every=2)
+    reference = turnout.execute(experiment("windowed", rounds=12, model=conv), tmp_path / "whole", checkpoint_every=2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
     def child(how: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", CHILD, name, str(tmp_path / "killed"), how]
+        command = [sys.executable, "-c", CHILD, str(tmp_path / "killed"), how]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     for how, lines in (("start", 3), ("resume", 4)):
@@ -164,7 +192,8 @@ def test_kill_minus_nine(name: str, tmp_path: Path) -> None:
             for _ in range(lines):
                 process.stdout.readline()
             process.send_signal(signal.SIGKILL)
-    final = turnout.execute(experiment(name, rounds=12, **model), tmp_path / "killed", checkpoint_every=2, resume=True)
+    made = experiment("windowed", rounds=12, model=conv)
+    final = turnout.execute(made, tmp_path / "killed", checkpoint_every=2, resume=True)
     assert_same(reference, final)
 
 

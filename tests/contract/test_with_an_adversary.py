@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import turnout
-from support import ALGORITHMS, WORLD, experiment, population, same
+from support import ALGORITHMS, SMALL, WORLD, experiment, population, same
 from turnout.clients.adversary import Adversary, LargestNorm, Random, Room, Silence, Starve, WorstCase
 from turnout.core.random import IntArray
 from turnout.server.observer import Event, Observer
@@ -44,7 +44,7 @@ class Silenced(Observer):
 
 
 def against(adversary: Adversary, name: str, rounds: int = 4) -> turnout.Experiment:
-    return experiment(name, rounds, people=replace(population(**WORLD), adversary=adversary))
+    return experiment(name, rounds, people=replace(population(SMALL, **WORLD), adversary=adversary))
 
 
 def outcome(result: turnout.Result) -> tuple[Any, ...]:

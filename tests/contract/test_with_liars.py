@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import turnout
-from support import EXERCISES, WORLD, Windowed, experiment, local, population, same
+from support import EXERCISES, SMALL, WORLD, Windowed, experiment, local, population, same
 from turnout import Plan
 from turnout.clients import behaviour
 from turnout.clients.behaviour import Behaviour
@@ -39,7 +39,7 @@ def among(liars: Behaviour, name: str, rounds: int, **options: Any) -> turnout.E
     options.setdefault("evaluation", turnout.Evaluation(rounds=None, clients=1))
     if name == "windowed":
         options["algorithm"] = Windowed(local(), 1.0)  # long enough for liars to be asked several times
-    plan = experiment(name, rounds, people=replace(population(**WORLD), behaviour=liars), **options)
+    plan = experiment(name, rounds, people=replace(population(SMALL, **WORLD), behaviour=liars), **options)
     return replace(plan, screening=Screening(tuple(DETECTORS), start=0))
 
 

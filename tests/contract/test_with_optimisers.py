@@ -34,7 +34,7 @@ PARTS: dict[str, Named] = {
     "over rounds": {"schedules": [RoundWarmup(rounds=3)]},
     "kept": {"optimiser": "adam", "optimiser_state": "kept"},
 }
-BESIDE: dict[str, Named] = {"nesterov": {"momentum": 0.5}, "kept": {"optimiser": "adam"}}
+BESIDE: dict[str, Named] = {"nesterov": {"momentum": 0.5}, "kept": PARTS["adam"]}
 # What is refused, and by whom.
 ONE_KIND = {"adam", "function", "kept"}  # of steps
 REFUSED = {
@@ -45,31 +45,56 @@ REFUSED = {
     "ditto": {"kept"},
     "pfedme": {"kept"},
 }
+EXACT = [Plan(precision="float64", threads=1, engine=engine) for engine in ("vectorised", "sequential")]
+METHODS = registry.names("algorithm")
 
 
-def result(name: str, rounds: int, options: Named, folder: Path | None = None, **more: Any) -> turnout.Result:
-    plan = more.pop("plan", Plan(threads=1))
-    made = experiment(name, rounds, algorithm=algorithm(name, local=local(**options)), plan=plan)
+def result(name: str, options: Named, rounds: int, folder: Path | None = None, **more: Any) -> turnout.Result:
+    made = experiment(
+        name,
+        rounds,
+        algorithm=algorithm(name, local=local(**options)),
+        plan=more.pop("plan", EXACT[0]),
+        evaluation=turnout.Evaluation(rounds=None),
+    )
     return turnout.execute(made, folder, checkpoint_every=1, **more)
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", registry.names("algorithm"))
-def test_every_method_follows_it_or_refuses(name: str, part: str, tmp_path: Path) -> None:
-    """Other bits, which a resumed run has as well, and the other engine but for the last of them."""
-    options, beside = PARTS[part], BESIDE.get(part, {})
-    if part in REFUSED.get(name, ()):
-        with pytest.raises(UserError, match=r"^local\.[a-z_]+: [^\n]*$"):
-            result(name, 2, options)
-        return
-    rounds = 15 if name in ("async_fedavg", "fedasync") else 3  # of one job each
-    whole, usual = result(name, rounds, options), result(name, rounds, beside)
-    assert not (torch.equal(whole.model, usual.model) and same(whole.clients(), usual.clients()))
-    result(name, 1, options, tmp_path)
-    resumed = result(name, rounds, options, tmp_path, resume=True)
+def rounds_of(name: str) -> int:
+    return 15 if name in ("async_fedavg", "fedasync") else 3  # of one job each
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_follows_them_or_refuses(name: str) -> None:
+    """Other bits with each than without it; what is refused, is with one sentence."""
+    refused, without = REFUSED.get(name, set()), dict[str, turnout.Result]()
+    for part, options in PARTS.items():
+        if part in refused:
+            with pytest.raises(UserError, match=r"^local\.[a-z_]+: [^\n]*$"):
+                result(name, options, 2)
+            continue
+        beside = BESIDE.get(part, {})
+        if str(beside) not in without:
+            without[str(beside)] = result(name, beside, rounds_of(name))
+        found, usual = result(name, options, rounds_of(name)), without[str(beside)]
+        assert not (torch.equal(found.model, usual.model) and same(found.clients(), usual.clients())), part
+        without[str(options)] = found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_at_once_resume_and_go_with_both_engines(name: str, tmp_path: Path) -> None:
+    """As many as a method takes together: an optimiser (methods take turns), its state kept, and both schedules."""
+    chosen = ("adam", "function", "nesterov")[METHODS.index(name) % 3]
+    taken = [part for part in (chosen, "in the job", "over rounds") if part not in REFUSED.get(name, ())]
+    options = dict[str, Any]()
+    for part in taken:
+        options |= PARTS[part] | {"schedules": [*options.get("schedules", []), *PARTS[part].get("schedules", [])]}
+    if "kept" not in REFUSED.get(name, ()):
+        options["optimiser_state"] = "kept"
+    whole = result(name, options, rounds_of(name))
+    result(name, options, 1, tmp_path)
+    resumed = result(name, options, rounds_of(name), tmp_path, resume=True)
     assert torch.equal(whole.model, resumed.model)
     assert same(whole.clients(), resumed.clients())
-    if part in ("adam", "kept"):
-        plans = [Plan(precision="float64", threads=1, engine=engine) for engine in ("vectorised", "sequential")]
-        exact = [result(name, 3, options, plan=plan).model for plan in plans]
-        torch.testing.assert_close(exact[0], exact[1], rtol=1e-7, atol=1e-9)
+    other = result(name, options, rounds_of(name), plan=EXACT[1])
+    torch.testing.assert_close(whole.model, other.model, rtol=1e-7, atol=1e-9)

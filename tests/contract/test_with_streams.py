@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turnout
-from support import ALGORITHMS, WORLD, experiment, population, same
+from support import ALGORITHMS, SMALL, WORLD, experiment, population, same
 from turnout.clients import arriving, memories
 from turnout.clients.population import Population
 
@@ -18,7 +18,7 @@ FRESH = [0, 1, 2, 4, 5, 7]
 
 def people() -> Population:
     """Two have their data before, the others get some now and then, and keep eight of them."""
-    return population(**WORLD).streaming(arriving.poisson(0.3), memories.Reservoir(8), fresh=FRESH, seconds=0.2)
+    return population(SMALL, **WORLD).streaming(arriving.poisson(0.3), memories.Reservoir(8), fresh=FRESH, seconds=0.2)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turnout
-from support import ALGORITHMS, WORLD, chained, experiment, local, population, same
+from support import ALGORITHMS, SMALL, WORLD, chained, experiment, local, population, same
 from turnout import Plan
 from turnout.core.errors import UserError
 
@@ -25,7 +25,7 @@ def transformed(name: str, rounds: int, chain: str, plan: Plan | None = None) ->
     made = experiment(
         name,
         rounds,
-        people=population(**WORLD),
+        people=population(SMALL, **WORLD),
         evaluation=turnout.Evaluation(rounds=None, clients=1),
         plan=plan or Plan(threads=1),
     )

@@ -50,6 +50,7 @@ WORLD: config.Settings = {
     "clients": {"importance": [0.3, 0.25, 0.2, 0.1, 0.1, 0.05]},
     "model": {"name": "mlp", "hidden": [4]},
     "run": {"rounds": 4},
+    "evaluation": {"rounds": 4},
 }
 OF_ONE: dict[str, config.Settings] = {
     "hierfavg": {"algorithm": {"fraction": 1.0}},

@@ -265,7 +265,7 @@ CELLS = [
     *((name, "local", option) for name in registry.names("algorithm") for option in LOCAL_OPTIONS),
     *((name, "sampler", option) for name in registry.names("sampler") for option in _options("sampler", name)),
 ]
-WALKED = CELLS[:: 1 if os.environ.get("TURNOUT_WALK") == "all" else 11]  # every option of the local work has its turn
+WALKED = CELLS[:: 1 if os.environ.get("TURNOUT_WALK") == "all" else 17]  # every option of the local work has its turn
 
 
 def case_of(name: str, section: str, option: str) -> Case | None:

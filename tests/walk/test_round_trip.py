@@ -37,16 +37,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(catalogue.__file__).parent)
 
 
-def survives(settings: config.Settings) -> None:
-    """A configuration is itself again after its file: to the letter, and by name."""
-    experiment, _, complete = config.build(settings)
+def survives(experiment: turnout.Experiment, complete: config.Settings) -> None:
+    """A configuration that was built is itself again after its file: to the letter, and by name."""
     text = config.as_toml(complete)
     again, _, complete_again = config.build(tomllib.loads(text))
     assert config.as_toml(complete_again) == text
     assert again.fingerprint == experiment.fingerprint == config.fingerprint(complete)
 
 
-def run(settings: config.Settings, folder: Path, rounds: int, resume: bool = False) -> turnout.Result:
+def run(settings: config.Settings, folder: Path | None, rounds: int, resume: bool = False) -> turnout.Result:
     settings = settings | {"run": settings["run"] | {"rounds": rounds}}
     experiment, _, complete = config.build(settings)
     return turnout.execute(
@@ -56,7 +55,7 @@ def run(settings: config.Settings, folder: Path, rounds: int, resume: bool = Fal
 
 def resumes(settings: config.Settings) -> None:
     """Two rounds in one go, and one round and another after it, end with the same bits."""
-    whole = run(settings, Path("whole"), 2)
+    whole = run(settings, None, 2)
     run(settings, Path("halves"), 1)
     resumed = run(config.read("halves/config.toml"), Path("halves"), 2, resume=True)
     assert torch.equal(whole.model, resumed.model)
@@ -77,21 +76,27 @@ def said(result: turnout.Result) -> str:
     return repr((summary, {name: number for name, number in events.items() if name not in ("resumed", "restarted")}))
 
 
-def admissible(option: catalogue.Option) -> Iterator[config.Settings]:
-    """Configurations with that option at values that it takes, in other types too."""
+def built(settings: config.Settings) -> tuple[turnout.Experiment, config.Settings]:
+    """The experiment of a configuration, and all of its settings."""
+    experiment, _, complete = config.build(settings)
+    return experiment, complete
+
+
+def admissible(option: catalogue.Option) -> Iterator[tuple[config.Settings, turnout.Experiment, config.Settings]]:
+    """Configurations with that option at values that it takes, in other types too, and what they build."""
     for value in catalogue.values(option):
         settings = catalogue.settings(option.section, option.thing, **{option.name: value})
         try:
-            config.build(settings)
+            made = built(settings)
         except UserError:
             continue
-        yield settings
+        yield settings, *made
 
 
 @pytest.mark.parametrize(("section", "thing"), THINGS)
 def test_every_name_runs_and_resumes(section: str, thing: str) -> None:
     settings = catalogue.settings(section, thing)
-    survives(settings)
+    survives(*built(settings))
     resumes(settings)
 
 
@@ -105,16 +110,15 @@ def test_every_option_survives_its_file(section: str) -> None:
     for option in OPTIONS if ALL else one_of_each():
         if option.section == section and str(option) not in catalogue.FIXED:
             taken = admissible(option)
-            survives(next(taken))
-            for settings in taken if ALL else ():
-                survives(settings)
+            for _, experiment, complete in taken if ALL else [next(taken)]:
+                survives(experiment, complete)
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if ALL and str(o) not in NEEDS_MORE], ids=str)
 def test_every_value_runs_and_resumes(
     option: catalogue.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, settings in enumerate(admissible(option)):
+    for number, (settings, *_) in enumerate(admissible(option)):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
@@ -134,13 +138,13 @@ def test_every_value_runs_and_resumes(
 )  # fmt: skip
 def test_every_kind_of_value_survives(value: Any) -> None:
     made = {"name": "function", "function": "test_round_trip:samples", "arguments": {"anything": value}}
-    survives(catalogue.settings("data", "synthetic") | {"data": made, "partition": {"name": "iid"}})
+    survives(*built(catalogue.settings("data", "synthetic") | {"data": made, "partition": {"name": "iid"}}))
 
 
 def test_dates_survive() -> None:
     text = "anything = [1979-05-27, 07:32:00.5, 1979-05-27T07:32:00Z, 1979-05-27T07:32:00]"
     made = {"name": "function", "function": "test_round_trip:samples", "arguments": tomllib.loads(text)}
-    survives(catalogue.settings("data", "synthetic") | {"data": made, "partition": {"name": "iid"}})
+    survives(*built(catalogue.settings("data", "synthetic") | {"data": made, "partition": {"name": "iid"}}))
 
 
 def samples(anything: Any) -> dict[str, Any]:
