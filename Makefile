@@ -71,7 +71,7 @@ test-ray: $(VENV)/installed-ray
 	$(BIN)/pytest tests/ray_real
 
 bench: $(VENV)/installed
-	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/rounds.py
 
 $(VENV)/installed-docs: $(VENV)/installed
 	$(INSTALL) --group docs

@@ -41,7 +41,7 @@ from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.stretch import Weigh
 from turnout.server.updates import Updates, by_block
 
-_MANY, _SHARE = 64, 16  # jobs of an invitation that are worth columns: so many, of so many times as many in flight
+_MANY, _SHARE = 64, 32  # jobs of an invitation that are worth columns: so many, of so many times as many in flight
 
 
 class Simulation(Mailbox):
