@@ -79,7 +79,7 @@ test-kernels: $(VENV)/triton
 	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/pytest tests/kernels
 
 bench: $(VENV)/installed
-	OMP_NUM_THREADS= $(BIN)/python benchmarks/rounds.py
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/rounds.py
 
 $(VENV)/installed-docs: $(VENV)/installed
 	$(INSTALL) --group docs

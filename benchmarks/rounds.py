@@ -7,7 +7,8 @@
 
 A Turnout round is a full one: sampling, virtual time, training, aggregation, history and audit; evaluation is off. Both
 sides run in processes of their own, one after the other, so that neither warms or fragments memory for the other. With
-`TURNOUT_PEERS` set to an interpreter that has `pfl` or `flwr[simulation]`, those run too (`peers.py`).
+`TURNOUT_PEERS` set to an interpreter that has `pfl` or `flwr[simulation]`, those run too (`peers.py`). Ratios say how
+many times as long as Turnout each of the others takes for a round, by medians.
 """
 
 from __future__ import annotations
@@ -170,16 +171,26 @@ def main() -> None:
         if not arguments.json:
             _show(workload, rows[workload])
     if arguments.json:
-        print(json.dumps({"device": arguments.device, "precision": arguments.precision, "rows": rows}, indent=1))
+        found = {"device": arguments.device, "precision": arguments.precision, "rows": rows}
+        print(json.dumps(found | {"ratios": {name: ratios(sides) for name, sides in rows.items()}}, indent=1))
+
+
+def ratios(sides: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Say how many times as long as Turnout the others take, the better plain loop among them."""
+    took = {side: report["ms"] for side, report in sides.items() if side not in ("turnout", "million")}
+    plain = [ms for side, ms in took.items() if side.startswith("plain")]
+    took |= {"plain": min(plain)} if plain else {}
+    return {side: ms / sides["turnout"]["ms"] for side, ms in took.items()}
 
 
 def _show(workload: str, sides: dict[str, dict[str, Any]]) -> None:
-    plain = [report["ms"] for side, report in sides.items() if side.startswith("plain")]
+    beside = ratios(sides)
     for side, report in sides.items():
-        ratio = f"{min(plain) / report['ms']:6.2f} x the better plain loop" if plain else ""
-        ratio += f", {plain[0] / report['ms']:6.2f} x that with one thread" if len(plain) > 1 else ""
+        ratio = f"Turnout is {beside[side]:6.2f} times as fast" if side in beside else ""
         memory = f"peak {report['peak_mib']} MiB" + (f", GPU {report['gpu_mib']} MiB" if "gpu_mib" in report else "")
         print(f"{workload:8} {side:10} {report['ms']:9.2f} ms a round (min {report['ms_min']:9.2f})  {memory}  {ratio}")
+    if "plain" in beside:
+        print(f"{workload:8} the better plain loop: Turnout is {beside['plain']:6.2f} times as fast")
     sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ crossings: they are counted in a run.
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections import Counter
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ class Picture:
         self.parts.append(
             f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{{{colour}}}" stroke-width="1.5"{extra}/>'
         )
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        self.parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="3.5" fill="{{{colour}}}"/>')
 
     def arrow(self, *points: tuple[float, float], colour: str = "line") -> None:
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
@@ -257,7 +261,65 @@ def crossings() -> Picture:
     return p
 
 
-PICTURES = {"law": law, "timelines": timelines, "job": job, "run": run, "crossings": crossings}
+GROWTH = {  # axes of benchmarks/growth.py, and the titles of their panels
+    "clients": "clients in all",
+    "cohort": "clients in a round",
+    "parameters": "parameters",
+    "versions": "versions in a call of 100 jobs",
+    "threads": "threads for four clients",
+    "events": "clients that come and go",
+}
+
+
+def growth() -> Picture:
+    """Cost by size as measured (growth.json), both on logarithmic scales."""
+    measured = json.loads((HERE / "growth.json").read_text(encoding="utf-8"))
+    width, height, across = 190, 110, 3
+    p = Picture(
+        760, 440, "How the cost of a round grows: flat with clients and versions, below proportion with the rest"
+    )
+    for number, (axis, title) in enumerate(GROWTH.items()):
+        rows, unit = measured["axes"][axis], measured["units"][axis]
+        left, top = 46 + number % across * 250, 52 + number // across * 206
+        x, y = (np.log10([row[name] for row in rows]) for name in ("size", "cost"))
+        low, high = np.floor(y.min()), np.ceil(max(y.max(), y.min() + 1))
+        scale_x, scale_y = width / max(0.3, float(np.ptp(x))), height / (high - low)
+        places = [(left + scale_x * (a - x[0]), top + scale_y * (high - b)) for a, b in zip(x, y, strict=True)]
+        p.text(left, top - 28, title, size=14, font_weight="600")
+        p.text(left, top - 11, unit, "soft", 12)
+        p.box(left, top, width, height, "card", round=0)
+        for power in np.arange(low, high + 1):
+            level = top + scale_y * (high - power)
+            p.line(left, level, left + width, level, stroke_opacity="0.35")
+            p.text(left - 6, level + 4, _short(10**power), "soft", 11, text_anchor="end")
+        reach = min(float(np.ptp(x)), high - y[0])  # inside of the panel
+        end = places[0][0] + scale_x * reach, places[0][1] - scale_y * reach
+        p.line(*places[0], *end, "soft", stroke_dasharray="4 4")
+        for row, place, before in zip(rows, places, [places[0], *places], strict=False):
+            p.line(*before, *place, "blue")
+            p.dot(*place, "blue")
+            p.text(place[0], top + height + 17, _short(row["size"]), "soft", 11, text_anchor="middle")
+        for i, side, more in ((0, "start", 6), (-1, "end", 2)):
+            p.text(
+                places[i][0] + more,
+                places[i][1] - 9,
+                _short(float(f"{rows[i]['cost']:.3g}")),
+                size=12,
+                text_anchor=side,
+            )
+    words = "Processor time, both scales logarithmic. Dashed: in proportion to the first."
+    p.text(46, 428, words, "soft", 12)
+    return p
+
+
+def _short(number: float) -> str:
+    for unit, word in ((1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:g}{word}"
+    return f"{number:g}"
+
+
+PICTURES = {"growth": growth, "law": law, "timelines": timelines, "job": job, "run": run, "crossings": crossings}
 
 
 def drawn() -> dict[str, str]:

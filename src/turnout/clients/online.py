@@ -45,14 +45,19 @@ class OnlineSet:
         everybody, tried = self._population.size, 2 * size + 16
         if self._population.always_there and self._population.mattering == everybody and self._busy is None:
             return random.nth_subset(seed, purpose, number, size, everybody)
-        key = random.key(seed, purpose, number)
+        key, found, before = random.key(seed, purpose, number), np.zeros(0, np.int64), 0
         while True:
             ids = random.subset(key, min(tried, everybody), everybody)
-            found = ids[self.contains(ids) & (self._population.base_importance[ids] > 0)]
+            new = ids[before:]  # those looked at before come first
+            here = new[self.contains(new) & (self._population.base_importance[new] > 0)]
+            found = np.append(found, here)
             if len(found) >= size or tried >= everybody:
                 return found[:size]
+            before = tried
             likely = 5 * tried * size // (4 * max(1, len(found))) + 16  # with as many online among the next
-            tried = min(4 * tried, likely) if 12 * tried <= everybody else 4 * tried  # beyond, `subset` draws otherwise
+            tried = min(4 * tried, likely) if 12 * tried <= everybody else 4 * tried
+            if 3 * tried > everybody:  # `subset` draws otherwise
+                found, before = found[:0], 0
 
     @property
     def ids(self) -> IntArray:

@@ -26,6 +26,7 @@ FloatArray = NDArray[np.float64]
 
 
 _ALL = (1 << 64) - 1
+_MANY = 2048  # draws of which it is quicker to sort numbers first, and then the places of those that are repeated
 _AHEAD, _SMALL = 32, 256  # how many subsets are drawn at once, and how large they may be
 
 
@@ -154,14 +155,28 @@ def subset(key: IntArray, size: int, population: int, first: int | None = None) 
         return permutation(key, population)[:wanted]
     count = wanted + wanted // 2 + 16  # mostly enough
     while True:
-        draws = integers(key, count, population)
+        distinct = _first_occurrences(integers(key, count, population))
+        if len(distinct) >= wanted:
+            return distinct[:wanted]
+        count *= 2
+
+
+def _first_occurrences(draws: IntArray) -> IntArray:
+    """Leave out what came before."""
+    if len(draws) < _MANY:
         order = np.argsort(draws, kind="stable")
         ranked = draws[order]
         new: Any = order[np.concatenate([[True], ranked[1:] != ranked[:-1]])]
-        if len(new) >= wanted:
-            new.sort()
-            return cast(IntArray, draws[new[:wanted]])
-        count *= 2
+        new.sort()
+        return cast(IntArray, draws[new])
+    ranked = np.sort(draws)  # five times as fast as to sort places
+    repeated = ranked[1:][ranked[1:] == ranked[:-1]]
+    if not len(repeated):
+        return draws
+    places = np.flatnonzero(np.isin(draws, repeated))
+    again = np.ones(len(places), bool)
+    again[np.unique(draws[places], return_index=True)[1]] = False
+    return np.delete(draws, places[again])
 
 
 def nth_subset(seed: int, purpose: str, number: int, size: int, population: int) -> IntArray:

@@ -17,7 +17,7 @@ from turnout.core.spelling import spelt
 from turnout.engine.blocks import Block
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
-from turnout.server.jobs import Job, by_work
+from turnout.server.jobs import Job, by_work, columns_of
 from turnout.server.observer import Observer, Round
 from turnout.server.policy import Schedule
 from turnout.server.server import Server
@@ -51,30 +51,37 @@ class _Zeros(Block):
 class Rehearsal(Simulation):
     """`Simulation` in which every update is zero and nothing is evaluated."""
 
+    _trains = False
     _nothing: tuple[LocalSGD, Block] | None = None  # what comes of the work last asked for
 
     def _ensure_trained(self, needed: Sequence[Job], starting: Sequence[Job] = ()) -> None:
         """Compute these jobs alone: there is nothing to gain from doing more at once."""
+        if (some := columns_of(needed)) is not None:
+            some.wave.block = self._nothing_of(some.wave.work)
+            return
         missing = [job for job in needed if job.result is None]
         for alike in by_work(missing) if missing else ():
             self._train_alike(alike)
 
     def _train_alike(self, jobs: list[Job], ahead: bool = False) -> None:
-        def zeros(shapes: dict[str, tuple[int, ...]], rows: int) -> dict[str, Tensor]:
-            zero = torch.zeros((), dtype=self.plan.dtype, device=self.plan.device)
-            return {name: zero.expand(rows, *shape) for name, shape in shapes.items()}
-
         work = jobs[0].work
-        payload = zeros(work.sends(self.task), len(jobs))
-        state = zeros(work.stored_shapes(self.task), len(jobs))
+        payload = self._zeros(work.sends(self.task), len(jobs))
+        state = self._zeros(work.stored_shapes(self.task), len(jobs))
         kept = (
             {"params": torch.stack([job.received for job in jobs])} if self.algorithm.clients_keep == "models" else {}
         )
         self._attach(jobs, Block(payload), *(Block(part) if part else None for part in (state, kept)))
-        if self._nothing is None or self._nothing[0] is not work:
-            self._nothing = work, _Zeros(zeros(work.sends(self.task), 1))
         for job in jobs if self.behaviour is None else ():  # a liar has a row of its own, to put another in its place
-            job.result = self._nothing[1], 0
+            job.result = self._nothing_of(work), 0
+
+    def _zeros(self, shapes: dict[str, tuple[int, ...]], rows: int) -> dict[str, Tensor]:
+        zero = torch.zeros((), dtype=self.plan.dtype, device=self.plan.device)
+        return {name: zero.expand(rows, *shape) for name, shape in shapes.items()}
+
+    def _nothing_of(self, work: LocalSGD) -> Block:
+        if self._nothing is None or self._nothing[0] is not work:
+            self._nothing = work, _Zeros(self._zeros(work.sends(self.task), 1))
+        return self._nothing[1]
 
     def evaluate(self) -> dict[str, float]:
         return {}

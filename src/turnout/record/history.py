@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turnout.core.files import reading, write_durably
 from turnout.core.random import FloatArray, IntArray
-from turnout.server.jobs import ARRIVED, together
+from turnout.server.jobs import ARRIVED, Columns, columns_of, together
 from turnout.server.observer import NO_FACTS, Observer, Round
 
 if TYPE_CHECKING:
@@ -147,6 +147,13 @@ def _crew_columns(number: int, weights: FloatArray, staleness: IntArray, ticks: 
     yield from ([1.0] * count, *crew.seconds.T, *([size] * count for size in crew.bytes))
 
 
+def _wave_columns(number: int, weights: FloatArray, staleness: IntArray, ticks: int, job: Columns) -> Iterator[Any]:
+    yield from ([number] * len(weights), job.client, job.number, job.outcome, weights, job.version, staleness)
+    yield from ([tick / ticks for tick in column.tolist()] for column in (job.sent_at, job.ends_at))
+    yield from (job.samples, job.steps, job.progress, job.down_seconds, job.compute_seconds, job.up_seconds)
+    yield from (job.bytes_down, job.bytes_up)
+
+
 def _stretch_columns(stretch: Stretch) -> Iterator[Any]:
     count, costs, client = len(stretch.client), stretch.costs, stretch.client
     yield from (stretch.first + stretch.round, client, stretch.number, [ARRIVED] * count, stretch.weights)
@@ -201,6 +208,11 @@ class History(Observer):
             self.jobs.extend(
                 _JOB_COLUMNS, len(record.jobs), partial(_crew_columns, record.number, *values, ticks, kept)
             )
+            return
+        if (some := columns_of(record.jobs)) is not None:
+            job = some.wave.columns.take(some.rows)
+            values = record.weights.copy(), record.staleness.copy()
+            self.jobs.extend(_JOB_COLUMNS, len(some), partial(_wave_columns, record.number, *values, ticks, job))
             return
         columns = record.weights.tolist(), record.staleness.tolist()
         rows = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from turnout.local.job import numbers_down, numbers_up
 from turnout.local.modifiers import Shapes
 from turnout.local.sgd import LocalSGD
 from turnout.server.durations import Durations
-from turnout.server.jobs import ARRIVED, SILENCED, Costs, Crew, Job
+from turnout.server.jobs import ARRIVED, SILENCED, Columns, Costs, Crew, Job, Wave, as_jobs
 from turnout.server.server import Among, Keep
 from turnout.task.task import Task
 
@@ -114,9 +113,11 @@ class Dispatch:
         self._demands = [Demand(work, self.population, self.task), *self._demands[: _MOST_WORKS - 1]]
         return self._demands[0]
 
-    def jobs(self, invitation: Invitation, clock: int, version: int, alone: bool = False) -> Sequence[Job]:
-        """Begin the jobs of an invitation at tick `clock`; a crew if they are `alone`, keep nothing, and nothing can
-        happen to them."""
+    def jobs(
+        self, invitation: Invitation, clock: int, version: int, alone: bool = False, wave: bool = False
+    ) -> Sequence[Job]:
+        """Begin the jobs of an invitation at tick `clock`: a crew if they are `alone`, keep nothing, and nothing can
+        happen to them; a `wave`, if that is asked for and they have nothing of their own."""
         if clock > 4 * FOREVER:
             raise UserError(
                 f"run: virtual time is {clock / self.ticks:.3g} seconds, the most a clock can tell; "
@@ -126,7 +127,8 @@ class Dispatch:
         own = invitation.keep is not None or invitation.among is not None or invitation.hold or invitation.options
         known, demand.asked = self.certain and not own and demand.asked, True
         if not known:
-            return self._general_jobs(invitation, demand, clock, version)
+            wave &= not own and not demand.keeps and invitation.shared and not invitation.again
+            return self._general_jobs(invitation, demand, clock, version, wave)
         few = len(invitation.ids) < _FEW or invitation.again or not invitation.shared
         if few or not alone or demand.keeps:
             return self._certain_jobs(invitation, demand.costs, clock)
@@ -164,7 +166,9 @@ class Dispatch:
 
     # -- all others -------------------------------------------------------------------------------------------
 
-    def _general_jobs(self, invitation: Invitation, demand: Demand, clock: int, version: int) -> list[Job]:
+    def _general_jobs(
+        self, invitation: Invitation, demand: Demand, clock: int, version: int, wave: bool
+    ) -> Sequence[Job]:
         ids, work, keep, done = invitation.ids, invitation.work, invitation.keep, invitation.done
         among, detection = invitation.among, self.population.detection
         sends = keep is None and among is None  # whether a model goes out
@@ -195,31 +199,33 @@ class Dispatch:
         if among is not None:
             got, sent = among.bytes_down, among.bytes_up
         learnt = ~failed | (detection.kind != "none")
-        columns: dict[str, Iterable[Any]] = {  # in the order of a job's fields
-            "client": ids.tolist(),
-            "number": invitation.numbers.tolist(),
-            "version": invitation.versions,
-            "received": invitation.received,
-            "work": repeat(work),
-            "options": _by_row(invitation.options, len(ids)),
-            "batches": invitation.batches.tolist(),
-            "sent_at": sent_at.tolist(),
-            "starts_at": start.tolist(),
-            "ends_at": (ends + np.where(failed & learnt, self._detection, 0)).tolist(),
-            "outcome": outcome.tolist(),
-            "samples": samples.tolist(),
-            "steps": steps.tolist(),
-            "seconds": zip(down_spent.tolist(), compute_spent.tolist(), up_spent.tolist(), strict=True),
-            "bytes": zip(got.tolist(), sent.tolist(), strict=True),
-            "done": done.tolist(),
-            "progress": (done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0)).tolist(),
-            "learnt": learnt.tolist(),
-            "hold": repeat(invitation.hold),
-            "again": repeat(invitation.again),
-            "sent": repeat(sends),
-            "has_model": ((not sends) | ~absent & (spent >= down)).tolist(),
-        }
-        return list(map(Job, *columns.values()))
+        columns = Columns(
+            client=ids,
+            number=invitation.numbers,
+            version=invitation.versions,
+            batches=invitation.batches,
+            sent_at=sent_at,
+            starts_at=start,
+            ends_at=ends + np.where(failed & learnt, self._detection, 0),
+            outcome=outcome,
+            samples=samples,
+            steps=steps,
+            down_seconds=down_spent,
+            compute_seconds=compute_spent,
+            up_seconds=up_spent,
+            bytes_down=got,
+            bytes_up=sent,
+            done=done,
+            progress=done + (1 - done) * np.where(failed, _share(compute_spent, compute), 1.0),
+            learnt=learnt,
+            has_model=(not sends) | ~absent & (spent >= down),
+        )
+        if not wave:
+            options = _by_row(invitation.options, len(ids))
+            return as_jobs(work, invitation.received, columns, options, invitation.hold, invitation.again, sends)
+        received = np.empty(len(ids), object)
+        received.fill(invitation.received[0])
+        return Wave(work, received, columns._replace(version=np.array(invitation.versions, np.int64)))
 
 
 def _share(part: FloatArray, whole: FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ import numpy as np
 from turnout.core.errors import UserError
 from turnout.core.random import IntArray
 from turnout.server.fleet import Fleet
-from turnout.server.jobs import ARRIVED, NOT_KNOWN, Crew, Job, together
+from turnout.server.jobs import ARRIVED, NOT_KNOWN, Crew, Job, Wave, together
 
 End = tuple[int, int, int]  # tick, client, job number
 
@@ -56,18 +56,19 @@ class Queue:
 
 
 class Flight:
-    """Keep jobs in flight, one by one or as one crew, with the queue of their ends."""
+    """Keep jobs in flight, one by one or as columns, with the queue of their ends."""
 
     def __init__(self, clients: int) -> None:
         self.busy = np.zeros(clients, bool)  # [N] whose job is in flight
         self.crew: Crew | None = None  # together and alone
         self.fleet: Fleet | None = None  # the same of jobs of all clients, that began at different times
+        self.waves: list[Wave] = []  # as columns, of whatever happens to them; then there are no others
         self.learnt = self.standing = 0  # jobs whose end will be known; jobs under a standing invitation
         self._jobs: dict[int, Job] = {}
         self._queue = Queue()
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self.crew or self.fleet or ())
+        return len(self._jobs) + len(self.crew or self.fleet or ()) + sum(map(len, self.waves))
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -87,6 +88,9 @@ class Flight:
         if type(jobs) is Crew:
             self.crew = jobs
             return
+        if type(jobs) is Wave and (self.waves or not len(self)):
+            self.waves.append(jobs)
+            return
         self._disperse()
         self._add(jobs)
 
@@ -98,6 +102,9 @@ class Flight:
     def _disperse(self) -> None:
         crew, fleet = self.crew, self.fleet
         self.crew = self.fleet = None
+        waves, self.waves = self.waves, []
+        for wave in waves:
+            self._add(wave.jobs)
         if crew is not None:
             self._add(crew.jobs)
         if fleet is not None:
@@ -130,6 +137,31 @@ class Flight:
         self.crew = None
         self.busy[crew.client] = False
         return crew
+
+    def take_wave(self, count: int | None, close: int | None) -> Wave | None:
+        """Remove the first jobs of the waves in flight to end, in order of (tick, client): until so many have arrived,
+        or all by tick `close`. None where it is neither, or not known to come."""
+        if not self.waves or (count is None) == (close is None):
+            return None
+        if (wave := Wave.joined(self.waves)) is None:
+            return None
+        self.waves = [wave]
+        columns = wave.columns
+        rows = np.flatnonzero(columns.learnt)
+        order = rows[np.lexsort((columns.client[rows], columns.ends_at[rows]))]
+        if count is None:
+            assert close is not None
+            first = int(np.searchsorted(columns.ends_at[order], close, side="right"))
+        else:
+            arrived = np.cumsum(columns.outcome[order] == ARRIVED)
+            first = int(np.searchsorted(arrived, count)) + 1
+            if count < 1 or first > len(order):
+                return None
+        ended, left = order[:first], np.ones(len(wave), bool)
+        left[ended] = False
+        self.waves = [wave.take(left)] if first < len(wave) else []
+        self.busy[columns.client[ended]] = False
+        return wave.take(ended)
 
     def take_ended(self, most: int, close: int | None) -> list[Job]:
         """Find the jobs of the first ends in the queue, without those cancelled before; they are in flight still."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +118,11 @@ class Crew(Sequence[Job]):
     def bytes(self) -> tuple[int, int]:
         return self.costs.bytes
 
+    @property
+    def places(self) -> Sequence[int]:
+        """Tell which row of the block each has brought."""
+        return range(len(self))
+
     def sort(self) -> None:
         """Put them in order of (arrival, client)."""
         order = np.lexsort((self.client, self.ends_at))
@@ -139,15 +146,175 @@ class Crew(Sequence[Job]):
         return self._jobs
 
 
+class Columns(NamedTuple):
+    """What is known of k jobs from their beginning, as in `Job`."""
+
+    client: IntArray  # [k]
+    number: IntArray
+    version: Sequence[int] | IntArray
+    batches: IntArray
+    sent_at: IntArray
+    starts_at: IntArray
+    ends_at: IntArray
+    outcome: NDArray[Any]  # [k] words
+    samples: IntArray
+    steps: IntArray
+    down_seconds: FloatArray
+    compute_seconds: FloatArray
+    up_seconds: FloatArray
+    bytes_down: IntArray
+    bytes_up: IntArray
+    done: FloatArray
+    progress: FloatArray
+    learnt: NDArray[np.bool_]
+    has_model: NDArray[np.bool_]
+
+    def take(self, rows: NDArray[Any]) -> Columns:
+        """Take some of them: a mask or positions."""
+        return Columns(*(np.asarray(column)[rows] for column in self))
+
+
+class Wave(Sequence[Job]):
+    """Jobs of large invitations that share their local work, kept as columns; other than those of a crew they may have
+    begun at different times, and anything may happen to them. Whoever looks at one of them makes objects of them all,
+    and from then on those are what counts."""
+
+    def __init__(self, work: LocalSGD, received: NDArray[Any], columns: Columns) -> None:
+        self.work, self.received, self.columns = work, received, columns  # received: [k] models `[P]`
+        self.used, self.logged = np.zeros((2, len(columns.client)), bool)  # [k] each
+        self.block: Block | None = None  # what those who arrived have brought: its first row, all of them
+        self._jobs: list[Job] | None = None
+
+    @classmethod
+    def joined(cls, waves: Sequence[Wave]) -> Wave | None:
+        """Make one of several; None where somebody has looked, or their works differ."""
+        first = waves[0]
+        if not all(wave.together and wave.work is first.work for wave in waves):
+            return None
+        if len(waves) == 1:
+            return first
+        columns = Columns(*map(np.concatenate, zip(*(wave.columns for wave in waves), strict=True)))
+        return cls(first.work, np.concatenate([wave.received for wave in waves]), columns)
+
+    def __len__(self) -> int:
+        return len(self.columns.client)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.jobs[row]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    @property
+    def together(self) -> bool:
+        """Tell whether nobody has looked."""
+        return self._jobs is None
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Make objects of them, the first time."""
+        if self._jobs is None:
+            self._jobs = as_jobs(self.work, self.received.tolist(), self.columns)
+            for job, used, logged in zip(self._jobs, self.used.tolist(), self.logged.tolist(), strict=True):
+                job.used, job.logged = used, logged
+                job.result = None if self.block is None or job.outcome != ARRIVED else (self.block, 0)
+            self.block = None
+        return self._jobs
+
+    def take(self, rows: NDArray[Any]) -> Wave:
+        """Make a wave of some that are in flight, which takes their place in it."""
+        return Wave(self.work, self.received[rows], self.columns.take(rows))
+
+
+def as_jobs(
+    work: LocalSGD,
+    received: Sequence[Tensor],
+    columns: Columns,
+    options: Iterable[dict[str, float]] | None = None,
+    hold: bool = False,
+    again: bool = False,
+    sent: bool = True,
+) -> list[Job]:
+    """Make objects of columns."""
+    rows = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
+    client, number, version, batches, sent_at, starts_at, ends_at, outcome, samples, steps, *rest = rows
+    down, compute, up, got, given, done, progress, learnt, has_model = rest
+    own = ({} for _ in client) if options is None else options
+    begun = client, number, version, received, repeat(work), own, batches, sent_at, starts_at, ends_at, outcome
+    spent = samples, steps, zip(down, compute, up, strict=True), zip(got, given, strict=True), done, progress
+    return list(map(Job, *begun, *spent, learnt, repeat(hold), repeat(again), repeat(sent), has_model))
+
+
+def _of_wave(name: str) -> property:
+    return property(lambda some: getattr(some.wave.columns, name)[some.rows], doc=f"Look up `{name}`, `[k]`.")
+
+
+@dataclass(eq=False, repr=False)
+class Some(Sequence[Job]):
+    """Some jobs of a wave."""
+
+    wave: Wave
+    rows: IntArray  # [k]
+
+    client, number, version, samples, steps = map(_of_wave, ("client", "number", "version", "samples", "steps"))
+    sent_at, ends_at, outcome = map(_of_wave, ("sent_at", "ends_at", "outcome"))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.jobs[row]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Give objects, made of the whole wave the first time."""
+        every = self.wave.jobs
+        return [every[row] for row in self.rows.tolist()]
+
+    @property
+    def together(self) -> bool:
+        """Tell whether nobody has looked into the wave."""
+        return self.wave.together
+
+    @property
+    def block(self) -> Block | None:
+        return self.wave.block
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Tell which row of the block each has brought."""
+        return [0] * len(self)
+
+    @property
+    def used(self) -> bool:
+        """Tell whether some of them have counted in a step."""
+        return bool(self.wave.used[self.rows].any())
+
+    @used.setter
+    def used(self, used: bool) -> None:
+        self.wave.used[self.rows] = used
+
+
 def together(jobs: Sequence[Job]) -> Crew | None:
     """Find the crew that jobs are, if nobody has looked into it."""
     return jobs if type(jobs) is Crew and jobs.together else None  # `isinstance` is slow of an abstract class
+
+
+def columns_of(jobs: Sequence[Job]) -> Some | None:
+    """Find the part of a wave that jobs are, if nobody has looked into it."""
+    return jobs if type(jobs) is Some and jobs.together else None
 
 
 def mark_logged(jobs: Sequence[Job]) -> None:
     """Note that jobs are in the history."""
     if (crew := together(jobs)) is not None:
         crew.logged = True
+        return
+    if (some := columns_of(jobs)) is not None:
+        some.wave.logged[some.rows] = True
         return
     for job in jobs:
         job.logged = True
@@ -157,26 +324,32 @@ def mark_logged(jobs: Sequence[Job]) -> None:
 class Failures:
     """Jobs that ended without an update, as far as the server has learnt of them."""
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: Sequence[Job] = ()
 
     def __len__(self) -> int:
         return len(self.jobs)
 
+    def _each(self, name: str) -> Any:
+        some = columns_of(self.jobs)
+        return [getattr(job, name) for job in self.jobs] if some is None else getattr(some, name)
+
     @property
     def clients(self) -> IntArray:
-        return np.array([job.client for job in self.jobs], np.int64)
+        return np.array(self._each("client"), np.int64)
 
     @property
     def versions(self) -> IntArray:
-        return np.array([job.version for job in self.jobs], np.int64)
+        return np.array(self._each("version"), np.int64)
 
     @property
     def reasons(self) -> list[str]:
-        return [job.outcome for job in self.jobs]
+        return list(self._each("outcome"))
 
     @property
     def standing(self) -> NDArray[np.bool_]:
         """Tell whose standing invitation goes on: they start again by themselves."""
+        if columns_of(self.jobs) is not None:
+            return np.zeros(len(self.jobs), bool)
         return np.array([job.again for job in self.jobs], bool)
 
 

@@ -25,7 +25,7 @@ from turnout.local.sgd import LocalSGD, Named
 from turnout.server import ensembles, privacy
 from turnout.server.dispatch import FOREVER, Invitation
 from turnout.server.flight import Waiting
-from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job
+from turnout.server.jobs import ARRIVED, CANCELLED, CRASHED, Crew, Failures, Job, Some
 from turnout.server.observer import Observer
 from turnout.server.server import Among, Keep, ModelChoice, Server
 from turnout.server.state import Facts, load_jobs, nest, save_jobs, share_tensors, unnest
@@ -185,6 +185,8 @@ class Mailbox(Server):
         self._crashes.clear()
         if (whole := self._arrived_whole(wait)) is not None:
             return self._handed(whole)
+        if (parts := self._ended_together(wait)) is not None:
+            return self._handed(parts[0], Failures(parts[1]))
         wait.begin(self._flight, self._inbox)
         while not wait.enough():
             wait.add_begun(self._restart())
@@ -215,6 +217,18 @@ class Mailbox(Server):
         self._clock = max(self._clock, int(crew.ends_at[-1]))
         self._rounds.add_ended(crew)
         return crew
+
+    def _ended_together(self, wait: Waiting) -> tuple[Some, Some] | None:
+        """Take what the wait is for, and who has failed meanwhile, if all jobs in flight are columns."""
+        if wait.of is not None or self._inbox or self._failures or self._restarting:
+            return None
+        if (wave := self._flight.take_wave(wait.count, wait.close)) is None:
+            return None
+        last = wave.columns.ends_at[-1:].max(initial=self._clock)
+        self._clock = int(last) if wait.close is None else max(self._clock, wait.close)
+        self._rounds.add_ended(wave)
+        arrived = wave.columns.outcome == ARRIVED
+        return Some(wave, np.flatnonzero(arrived)), Some(wave, np.flatnonzero(~arrived))
 
     def _updates(self, jobs: Iterable[Job], failed: Failures | None = None) -> Updates:
         return Updates(jobs, self._ensure_trained, self.version, self._ticks, self.model, failed)

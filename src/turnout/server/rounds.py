@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core.random import FloatArray, IntArray
-from turnout.server.jobs import ARRIVED, CANCELLED, Job, mark_logged, together
+from turnout.server.jobs import ARRIVED, CANCELLED, Job, Some, Wave, mark_logged, together
 from turnout.server.observer import Round
 from turnout.server.state import Facts
 from turnout.server.updates import Updates
@@ -56,6 +56,14 @@ class Rounds:
             tally["arrived"] += len(crew)
             tally["bytes_down"] += crew.bytes[0] * len(crew)
             tally["bytes_up"] += crew.bytes[1] * len(crew)
+            return
+        if type(jobs) is Wave and jobs.together:
+            columns = jobs.columns
+            arrived = int(np.count_nonzero(columns.outcome == ARRIVED))
+            tally["arrived"] += arrived
+            tally["failed"] += len(jobs) - arrived
+            tally["bytes_down"] += int(columns.bytes_down.sum())
+            tally["bytes_up"] += int(columns.bytes_up.sum())
             return
         outcomes = [job.outcome for job in jobs]
         arrived, cancelled = outcomes.count(ARRIVED), outcomes.count(CANCELLED)
@@ -119,6 +127,8 @@ class Rounds:
             updates, used_weights, at = self.used[0]
             if updates.crew is crew:
                 return crew, used_weights.copy(), np.full(len(crew), at - crew.version)
+        if (of_wave := self._of_wave(version)) is not None:
+            return of_wave
         weights = [weight for _, used, _ in self.used for weight in used.tolist()]
         staleness = [at - job.version for updates, _, at in self.used for job in updates.jobs]
         jobs = [job for updates, _, _ in self.used for job in updates.jobs]
@@ -129,6 +139,20 @@ class Rounds:
                 weights.append(0.0)
                 staleness.append(max(0, version - 1 - job.version))
         return jobs, np.array(weights, np.float64), np.array(staleness, np.int64)
+
+    def _of_wave(self, version: int) -> tuple[Some, FloatArray, IntArray] | None:
+        """List the same, if all of them are of one wave."""
+        if not len(self.used) == len(self.ended) == 1 or type(wave := self.ended[0]) is not Wave or not wave.together:
+            return None
+        updates, weights, at = self.used[0]
+        if type(some := updates.crew) is not Some or some.wave is not wave:
+            return None
+        rest, versions = np.ones(len(wave), bool), np.asarray(wave.columns.version)
+        rest[some.rows] = False
+        only_ended = np.flatnonzero(rest)
+        staleness = at - versions[some.rows], np.maximum(0, version - 1 - versions[only_ended])
+        rows = np.concatenate([some.rows, only_ended])
+        return Some(wave, rows), np.append(weights, np.zeros(len(only_ended))), np.concatenate(staleness)
 
     def save(self) -> Facts:
         """Give what is known between two rounds, but for jobs."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,16 +34,20 @@ from turnout.server.durations import Durations
 from turnout.server.fleet import Fleet
 from turnout.server.jobs import ARRIVED, Crew, Job, by_work, together
 from turnout.server.mailbox import Mailbox
-from turnout.server.observer import Event
+from turnout.server.observer import Event, Observer
 from turnout.server.policy import Policy
 from turnout.server.server import Server
 from turnout.server.state import Facts, load_state, nest, save_state, unnest
 from turnout.server.stretch import Weigh
 from turnout.server.updates import Updates, by_block
 
+_MANY, _SHARE = 64, 32  # jobs of an invitation that are worth columns: so many, of so many times as many in flight
+
 
 class Simulation(Mailbox):
     """`Server` over simulated clients."""
+
+    _trains: ClassVar[bool] = True  # what jobs bring; where nobody does, large invitations stay columns
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -93,12 +97,20 @@ class Simulation(Mailbox):
 
     def _begin(self, invitation: Invitation) -> Sequence[Job]:
         self._tell_path(invitation.work, invitation.options)
-        jobs = self._dispatch.jobs(invitation, self._clock, self.version, self._alone)
+        wave = self._waves and len(invitation.ids) >= max(_MANY, self.in_flight // _SHARE)
+        jobs = self._dispatch.jobs(invitation, self._clock, self.version, self._alone, wave)
         if self.behaviour is not None:
             self._lie(self.behaviour, jobs)
         if self.adversary is not None and "delta" in invitation.work.payload_shapes(self.task):
             self._silence(self.adversary, jobs)
         return jobs
+
+    @cached_property
+    def _waves(self) -> bool:
+        """Tell whether nobody looks at single jobs when they begin or end."""
+        looked_at = self._one_by_one or any(type(o).on_invite is not Observer.on_invite for o in self.observers)
+        honest = self.behaviour is None and self.adversary is None
+        return not (self._trains or looked_at) and honest and self.algorithm.clients_keep == "nothing"
 
     def _lie(self, behaviour: Behaviour, jobs: Sequence[Job]) -> None:
         """Put forged updates in the place of what liars among those just invited would send. All of a lie is known now,

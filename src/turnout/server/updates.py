@@ -16,7 +16,7 @@ from torch import Tensor
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.engine.blocks import Block, in_order
-from turnout.server.jobs import Crew, Failures, Job
+from turnout.server.jobs import Crew, Failures, Job, Some
 
 
 class _column(cached_property[IntArray]):  # noqa: N801
@@ -44,7 +44,7 @@ class Updates:
         model: Tensor,
         failed: Failures | None = None,
     ) -> None:
-        self._crew = jobs if type(jobs) is Crew else None
+        self._crew: Crew | Some | None = jobs if type(jobs) is Crew or type(jobs) is Some else None
         self._jobs = [] if self._crew is not None else list(jobs)
         self._sealed = False
         self.failed = failed or Failures()
@@ -79,7 +79,7 @@ class Updates:
         return self._rows
 
     @property
-    def crew(self) -> Crew | None:
+    def crew(self) -> Crew | Some | None:
         self._check_open()
         return self._crew
 
@@ -88,7 +88,7 @@ class Updates:
         return self._jobs if self._crew is None else self._crew.jobs
 
     @property
-    def columns(self) -> Crew | None:
+    def columns(self) -> Crew | Some | None:
         """Give jobs that are `together` as columns."""
         return self._crew if self._crew is not None and self._crew.together else None
 
@@ -111,7 +111,7 @@ class Updates:
         return len(self._jobs) if self._crew is None else len(self._crew)
 
     def __add__(self, other: Updates) -> Updates:
-        failed = Failures(self.failed.jobs + other.failed.jobs)
+        failed = Failures([*self.failed.jobs, *other.failed.jobs])
         version, both = max(self._version, other._version), self._rows + other._rows
         joined = Updates(both, self._ensure_trained, version, self._ticks, self._model, failed)
         return joined.sealed(self._sealed or other._sealed)
@@ -163,8 +163,8 @@ class Updates:
             if crew.block is None:
                 self._ensure_trained(crew)
             if crew.block is not None:
-                rows = range(len(self))
-                return [(crew.block, rows, rows)]
+                there, here = crew.places, range(len(self))
+                return [(crew.block, there, there if there == here else here)]
         if not held and any(job.hold for job in self._rows):
             raise UserError(
                 "updates: some vectors are still held by their clients; server.fetch(clients) brings them home"
