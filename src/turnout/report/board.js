@@ -41,12 +41,12 @@
   const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
-  function moment(seconds) {
+  const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  function day(seconds) {
     const date = new Date(1000 * seconds), now = new Date();
-    const time = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-    if (date.toDateString() === now.toDateString()) return `today ${time}`;
+    if (date.toDateString() === now.toDateString()) return "today";
     const year = date.getFullYear() === now.getFullYear() ? {} : { year: "numeric" };
-    return `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...year })} ${time}`;
+    return date.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...year });
   }
 
   const words = () => board.measures[asked.measure]?.words ?? "measure";
@@ -65,7 +65,6 @@
     { key: "measure", title: words, value: lastOf, down: () => !board.measures[asked.measure]?.lower },
     { key: "round", title: () => "rounds", value: (run) => run.round, down: () => true },
     { key: "time", title: () => "virtual time", value: (run) => run.time[0], down: () => true },
-    { key: "traffic", title: () => "traffic", value: (run) => run.traffic[0], down: () => true },
     { key: "heard", title: () => "clients heard", value: (run) => run.heard, down: () => true },
     { key: "begun", title: () => "begun", value: (run) => run.begun, down: () => true },
   ];
@@ -113,11 +112,10 @@
       cell("curve", "", sparkline(run)),
       cell("measure", words(), number(lastOf(run)), known(worst) ? make("small", {}, `worst 10th: ${number(worst)}`) : ""),
       cell("round", "rounds", seen ? far : "–", run.state === "running" && run.rounds ? make("progress", { max: run.rounds, value: run.round, "aria-label": "rounds done" }) : ""),
-      cell("time", "virtual time", seen ? run.time[1] : "–"),
-      cell("traffic", "traffic", seen ? run.traffic[1] : "–"),
+      cell("time", "virtual time", seen ? run.time[1] : "–", seen ? make("small", {}, `${run.traffic[1]} sent`) : ""),
       cell("heard", "clients heard", whole(run.heard) + (known(run.heard) && run.clients ? ` of ${whole(run.clients)}` : ""),
         known(run.lost) ? make("small", {}, `${percent(run.lost)} of jobs lost`) : ""),
-      cell("begun", "begun", run.begun ? moment(run.begun) : "–"),
+      cell("begun", "begun", ...(run.begun ? [day(run.begun), make("small", {}, clock(run.begun))] : ["–"])),
     ];
   }
 
@@ -225,7 +223,7 @@
     const count = (state) => board.runs.filter((run) => run.state === state).length;
     const others = Object.keys(STATES).filter((state) => count(state)).map((state) => `${count(state)} ${STATES[state]}`);
     const said = [many(board.runs.length, "run") + (others.length ? `: ${others.join(", ")}` : "")];
-    if (!board.live) said.push(`as of ${moment(board.at)}`);
+    if (!board.live) said.push(`as of ${day(board.at)}, ${clock(board.at)}`);
     else said.push(silent ? "the board's server does not answer: this is the last that is known" : "live");
     const text = said.join(" · ");
     if (at("about").textContent !== text) at("about").textContent = text;
