@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from screens import keep
+from screens import keep, read_through
 
 from turnout.record.run_folder import RunFolder, locked
 from turnout.report import board
@@ -149,7 +149,7 @@ def test_some_are_ticked_and_compared(tabs: Open, address: str) -> None:
     tab.click("#full")
     tab.wait_for_selector("html[data-ready]")
     assert tab.inner_text("h1") == "3 runs compared"
-    tab.wait_for_selector("[data-chart] svg.main-svg")
+    read_through(tab)
     keep(tab, "comparison")
     tab.click("text=All runs")
     tab.wait_for_selector("#runs")
@@ -161,9 +161,9 @@ def test_some_are_ticked_and_compared(tabs: Open, address: str) -> None:
 def test_a_report_is_opened_and_leads_back(tabs: Open, address: str) -> None:
     tab = tabs(address)
     tab.click("text=algorithm=scaffold,seed=1")
-    tab.wait_for_selector("html[data-ready] [data-chart] svg.main-svg")
+    tab.wait_for_selector("html[data-ready]")
     assert tab.inner_text("h1") == "algorithm=scaffold,seed=1"
-    tab.evaluate("document.querySelector('.timeline').scrollIntoView()")
+    read_through(tab)
     tab.wait_for_selector("#lanes-about:not(:empty)")
     tab.click("#theme")
     tab.click("text=All runs")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from screens import keep
+from screens import keep, read_through
 
 Open = Callable[..., Any]
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
@@ -18,16 +18,6 @@ DRAWN = """() => {
   const pixels = new Uint32Array(data.buffer);
   return new Set(pixels).size;
 }"""
-
-
-def read_through(tab: Any) -> None:
-    """Scroll to the end, so that everything has been in view."""
-    for place in tab.query_selector_all("[data-chart], .timeline"):
-        place.scroll_into_view_if_needed()
-        tab.evaluate("new Promise((seen) => requestAnimationFrame(() => requestAnimationFrame(seen)))")
-    tab.wait_for_function(
-        "[...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('svg.main-svg'))"
-    )
 
 
 def lanes(tab: Any) -> str:
