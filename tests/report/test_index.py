@@ -130,6 +130,8 @@ def test_a_run_is_followed_while_it_goes_on(digits: Path, tmp_path: Path, monkey
         assert segments == ["000000.parquet", "000001.parquet"]  # each once
         reconfigured(folder, ("rounds = 6", "rounds = 66"))
         assert index.rows()[0].words == "2 rounds/s, about 30 s to go"
+        os.utime(later, (BEGUN + 15, BEGUN + 15))
+        assert index.rows()[0].words == "2.5 s a round, about 2.5 min to go"
         os.truncate(later, 50)  # as while it is about to be cut back
         assert (index.rows()[0].state, index.rows()[0].rounds) == ("running", 6)
     assert index.rows()[0].state == "damaged"

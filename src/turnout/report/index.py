@@ -253,7 +253,8 @@ def _speed(segments: Segments, rounds: int | None) -> str:
         return ""
     speed = (reached - done) / seconds
     left = float(f"{((rounds or 0) - reached) / speed:.2g}")
-    return f"{speed:.2g} rounds/s" + (f", about {duration(left)} to go" if left > 0 else "")
+    pace = f"{speed:.2g} rounds/s" if speed >= 1 else f"{duration(float(f'{1 / speed:.2g}'))} a round"
+    return pace + (f", about {duration(left)} to go" if left > 0 else "")
 
 
 # -- how it stands --------------------------------------------------------------------------------------------
