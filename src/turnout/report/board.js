@@ -2,6 +2,7 @@
 // Text from runs only ever becomes text: no part of the page is made from markup.
 "use strict";
 (() => {
+  const { make, svg, many, known, number, whole, percent, clock, day } = parts;
   const at = (id) => document.getElementById(id);
   const STATES = { running: "running", finished: "finished", unfinished: "unfinished", failed: "failed", damaged: "damaged" };
   const SHADES = 7; // colours of curves, in board.css
@@ -11,43 +12,6 @@
   const asked = { words: "", state: "", measure: "", sort: "begun", down: true };
   let over = "time", comparing = false, silent = false, tag = "";
   let scale = [0, 1]; // of the curves
-
-  // -- small things ------------------------------------------------------------------------------------------
-
-  function make(tag, options = {}, ...inside) {
-    const { className, ...others } = options;
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    for (const [name, value] of Object.entries(others)) made.setAttribute(name, value);
-    made.append(...inside.filter((part) => part !== null && part !== ""));
-    return made;
-  }
-
-  function svg(tag, options = {}, ...inside) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(options)) made.setAttribute(name, value);
-    made.append(...inside);
-    return made;
-  }
-
-  const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
-  const known = (value) => value !== null && value !== undefined;
-  const number = (value) => {
-    if (!known(value)) return "–";
-    const size = Math.abs(value);
-    if (size >= 1e7 || (size && size < 1e-3)) return value.toExponential(3);
-    return size < 10 ? value.toFixed(4) : value.toLocaleString("en", { maximumSignificantDigits: 6 });
-  };
-  const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
-  const percent = (value) => `${(100 * value).toFixed(1)} %`;
-
-  const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-  function day(seconds) {
-    const date = new Date(1000 * seconds), now = new Date();
-    if (date.toDateString() === now.toDateString()) return "today";
-    const year = date.getFullYear() === now.getFullYear() ? {} : { year: "numeric" };
-    return date.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...year });
-  }
 
   const words = () => board.measures[asked.measure]?.words ?? "measure";
   const lastOf = (run) => run.last[asked.measure] ?? null;

@@ -137,7 +137,7 @@ def board(known: Document) -> str:
 @cache
 def _style_and_script() -> tuple[str, str]:
     style = page.asset("page.css") + page.asset("board.css")
-    return style, page.asset("theme.js") + page.asset("board.js")
+    return style, "".join(page.asset(f"{name}.js") for name in ("theme", "parts", "board"))
 
 
 @cache
