@@ -53,8 +53,9 @@ $(VENV)/installed-browser: $(VENV)/installed-dev
 	$(INSTALL) --group browser
 	touch $@
 
+# Pictures of the pages, wide and narrow, light and dark, are left in build/screenshots.
 test-browser: $(VENV)/installed-browser
-	$(BIN)/pytest tests/browser
+	SCREENSHOTS=$${SCREENSHOTS:-build/screenshots} $(BIN)/pytest tests/browser
 
 $(VENV)/installed-tracking: $(VENV)/installed-dev
 	$(INSTALL) -e ".[tracking]" --group tracking-servers

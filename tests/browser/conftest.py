@@ -42,19 +42,20 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
-    """Open a report; whatever it complains of or asks the network for is a failure."""
+def tabs(browser: Any) -> Iterator[Open]:
+    """Open an address; whatever the page complains of or asks others than its own server for is a failure."""
     complaints: list[str] = []
     contexts = []
 
-    def opened(name: str, width: int = 1200, **options: Any) -> Any:
+    def opened(address: str, width: int = 1200, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         tab = context.new_page()
+        own = (address if address.startswith("http") else "file:", "data:", "blob:")
         tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda asked: complaints.append(asked.url) if asked.url.startswith("http") else None)
-        tab.goto(reports[name].as_uri())
+        tab.on("request", lambda asked: None if asked.url.startswith(own) else complaints.append(asked.url))
+        tab.goto(address)
         tab.wait_for_selector("html[data-ready]")
         return tab
 
@@ -62,3 +63,9 @@ def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def visit(tabs: Open, reports: dict[str, Path]) -> Open:
+    """Open a report."""
+    return lambda name, width=1200, **options: tabs(reports[name].as_uri(), width, **options)

@@ -1,14 +1,14 @@
-"""The report as a reader meets it. Screenshots are left in the folder that SCREENSHOTS names."""
+"""The report as a reader meets it."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from screens import keep, read_through
 
 Open = Callable[..., Any]
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
@@ -18,22 +18,6 @@ DRAWN = """() => {
   const pixels = new Uint32Array(data.buffer);
   return new Set(pixels).size;
 }"""
-
-
-def read_through(tab: Any) -> None:
-    """Scroll to the end, so that everything has been in view."""
-    for place in tab.query_selector_all("[data-chart], .timeline"):
-        place.scroll_into_view_if_needed()
-        tab.evaluate("new Promise((seen) => requestAnimationFrame(() => requestAnimationFrame(seen)))")
-    tab.wait_for_function(
-        "[...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('svg.main-svg'))"
-    )
-
-
-def keep(tab: Any, name: str) -> None:
-    if folder := os.environ.get("SCREENSHOTS"):
-        tab.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
-        tab.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
 def lanes(tab: Any) -> str:
@@ -57,7 +41,7 @@ def test_every_chart_is_drawn(visit: Open, name: str) -> None:
     )
     assert all(titles)
     assert tab.evaluate(DRAWN) > 4
-    keep(tab, name)
+    keep(tab, f"report-{name}")
 
 
 def test_ten_runs_are_compared(visit: Open) -> None:
@@ -129,7 +113,7 @@ def test_it_is_dark_where_the_reader_wants_it(visit: Open) -> None:
     read_through(dark)
     ink = "getComputedStyle(document.querySelector('[data-chart] .xtitle')).fill"
     assert dark.evaluate(ink) == "rgb(231, 234, 240)"
-    keep(dark, "dark")
+    keep(dark, "report-dark")
     dark.click("#theme")
     assert dark.evaluate(BACKGROUND) == "rgb(246, 247, 249)"
     dark.wait_for_function(f"{ink} === 'rgb(31, 38, 48)'")
@@ -148,7 +132,7 @@ def test_it_fits_a_telephone(visit: Open, name: str) -> None:
     tab = visit(name, width=390, has_touch=True)
     read_through(tab)
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
-    keep(tab, f"telephone-{name}")
+    keep(tab, f"report-phone-{name}")
 
 
 def test_the_keyboard_reaches_everything(visit: Open) -> None:
@@ -167,4 +151,4 @@ def test_a_long_run_opens_and_is_not_too_large(visit: Open, reports: dict[str, P
     read_through(tab)
     assert tab.evaluate(DRAWN) > 4
     assert "of 1,000 clients, evenly chosen" in tab.inner_text("#lanes-about")
-    keep(tab, "long")
+    keep(tab, "report-long")

@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
-unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | board |
+attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -31,6 +31,7 @@ COMMANDS = {  # where the function is, or the app of several
     "sweep": "compare:sweep_options",
     "attack": "attack:attack",
     "report": "report:report",
+    "board": "board:board",
     "study": "study:study_app",
     "topology": "topology:topology_app",
     "streams": "streams:streams_app",

@@ -11,8 +11,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -73,13 +74,15 @@ def _lasts(name: str) -> bool:
     return _written_once(name) or name == "sensitivity/table.jsonl"
 
 
-def _fault(folder: Path, name: str, entry: Entry) -> str | None:
-    """What is wrong with a file."""
+def _fault(folder: Path, name: str, entry: Entry, read: bool = True) -> str | None:
+    """What is wrong with a file; with its length alone, unless it is `read`."""
     path, (length, digest) = folder / name, entry
     try:
         size = path.stat().st_size
         growing = path.name in _GROWING and size > length
-        whole = (growing or size == length) and _digest(path, length if growing else None) == digest
+        whole = growing or size == length
+        if whole and read:
+            whole = _digest(path, length if growing else None) == digest
     except FileNotFoundError:
         return _MISSING
     except OSError as error:
@@ -206,9 +209,11 @@ def _has_manifest(folder: Path) -> bool:
         return False
 
 
-def damage(folder: Path) -> dict[str, str]:
+def damage(folder: Path, only: Iterable[str] | None = None) -> dict[str, str]:
     """Files of a run that are not what was written, each with what is wrong. A run that is under way changes its files:
-    what the manifest has said meanwhile counts."""
+    what the manifest has said meanwhile counts. Where `only` some files and folders are to be read, the length of the
+    others has to do."""
+    read = None if only is None else tuple(only)
     if not _has_manifest(folder):
         return {}
     found: dict[str, str] = {}
@@ -219,18 +224,29 @@ def damage(folder: Path) -> dict[str, str]:
             files = _read(folder)
         except UserError:
             return {MANIFEST: _CHANGED}
-        found = {name: fault for name, entry in files.items() if (fault := _fault(folder, name, entry))}
+        found = {
+            name: fault
+            for name, entry in files.items()
+            if (fault := _fault(folder, name, entry, read is None or _among(name, read)))
+        }
         with suppress(UserError):
             if not found or _read(folder) == files:
                 break
     return found
 
 
-def examine(command: str, folder: Path, needed: Iterable[str]) -> list[str]:
-    """Raise if a file or folder that a command needs is damaged; sentences about the others that are."""
-    found, needed = damage(folder), tuple(needed)
+def _among(name: str, names: Collection[str]) -> bool:
+    """Whether a file, or its folder, is one of these."""
+    return name in names or name.partition("/")[0] in names
+
+
+def examine(command: str, folder: Path, needed: Iterable[str], others: bool = True) -> list[str]:
+    """Raise if a file or folder that a command needs is damaged; sentences about the others that are. Without `others`
+    these are not read: their length has to do."""
+    needed = tuple(needed)
+    found = damage(folder, None if others else needed)
     for name, fault in found.items():
-        if name in needed or name.partition("/")[0] in needed:
+        if _among(name, needed):
             raise UserError(f"{command}: {folder / name} {fault}; {_remedy(folder, name)}")
     return [f"{folder / name} {fault}" for name, fault in found.items()]
 
@@ -270,8 +286,7 @@ def free_name(folder: Path) -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time work on a folder; a second one gets a sentence. A process that dies lets go."""
-    folder = folder.resolve()
-    path = folder.with_name(f".{folder.name}.lock")
+    path = _lock_of(folder)
     new = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +294,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise cannot_write(path.parent, error) from error
     if handle is None:
-        raise UserError(f"{folder}: another process is working on it; wait until it ends")
+        raise UserError(f"{folder.resolve()}: another process is working on it; wait until it ends")
     try:
         yield
     finally:
@@ -288,6 +303,29 @@ def locked(folder: Path) -> Iterator[None]:
         for parent in new:  # nothing is left of what was refused
             with suppress(OSError):
                 parent.rmdir()
+
+
+def _lock_of(folder: Path) -> Path:
+    folder = folder.resolve()
+    return folder.with_name(f".{folder.name}.lock")
+
+
+_LOCKS = Path("/proc/locks")
+
+
+def under_way(folders: Iterable[Path]) -> set[Path]:
+    """Those on which a process of this machine is working; no lock is touched. Where the system does not list its locks
+    (Linux does), a lock's file has to do, which a process that was killed leaves behind."""
+    held: set[str] | None = None
+    with suppress(OSError):
+        held = set(re.findall(r"FLOCK +ADVISORY +WRITE +\S+ \S+:(\d+) ", _LOCKS.read_text(encoding="ascii")))
+    found = set()
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            inode = str(_lock_of(folder).stat().st_ino)
+            if held is None or inode in held:
+                found.add(folder)
+    return found
 
 
 def _hold(path: Path) -> int | None:

@@ -3,7 +3,7 @@ over virtual time or rounds, seeds of one setting as one line with a band."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -41,7 +41,7 @@ class Line:
     style: int = 0  # its colour, and how it is dashed where colours are not enough
 
 
-def splits(rounds: Columns) -> dict[str, list[str]]:
+def splits(rounds: Collection[str]) -> dict[str, list[str]]:
     """What was measured, by whom it was measured on: `{"test": ["loss", "accuracy"], "train": [...]}`, the most telling
     first."""
     found: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ def splits(rounds: Columns) -> dict[str, list[str]]:
     return found
 
 
-def telling(rounds: Columns) -> tuple[str, str] | None:
+def telling(rounds: Collection[str]) -> tuple[str, str] | None:
     """Split and metric that say most: on test data and not the loss, where there is such; None where nothing was
     measured."""
     for split, metrics in splits(rounds).items():

@@ -27,7 +27,7 @@
     return found;
   }
 
-  const plotly = unpacked("plotly").then(run);
+  const plotly = document.getElementById("plotly") ? unpacked("plotly").then(run) : null; // or it lies beside the page
   const figures = await (await unpacked("charts-data")).json();
   let lanes = null; // the timeline, once it has been in view
 
@@ -80,13 +80,7 @@
     });
   }
 
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  document.getElementById("theme").addEventListener("click", () => {
-    const now = root.dataset.theme || (dark.matches ? "dark" : "light");
-    root.dataset.theme = now === "dark" ? "light" : "dark";
-    recolour();
-  });
-  dark.addEventListener("change", recolour);
+  addEventListener("recolour", recolour);
 
   let before;
   addEventListener("beforeprint", () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Ti
 from turnout.report.read import Recorded
 
 MOST = 10  # runs on a page
+PLOTLY = "plotly.js"  # where pages share it
 MARK = '<meta name="generator" content="Turnout report'
 Section = tuple[str, str, list[Block]]  # anchor, title, what is in it
 
@@ -33,7 +35,7 @@ def write(runs: Sequence[Recorded], path: Path) -> Path:
     """Report these runs; a file that is not a report is never overwritten."""
     if path.is_dir():
         raise UserError(f"report: {path} is a folder; name a file with --out")
-    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:500]:
+    if path.exists() and not is_report(path):
         raise UserError(f"report: {path} exists and is not a report; name another file with --out")
     if not 1 <= len(runs) <= MOST:
         raise UserError(f"report: {len(runs)} runs; a page shows from 1 to {MOST}")
@@ -44,8 +46,13 @@ def write(runs: Sequence[Recorded], path: Path) -> Path:
     return path
 
 
-def page(runs: Sequence[Recorded]) -> str:
-    """The file's text."""
+def is_report(path: Path) -> bool:
+    return MARK in path.read_text(encoding="utf-8", errors="replace")[:500]
+
+
+def page(runs: Sequence[Recorded], board: str = "") -> str:
+    """The file's text, which needs nothing else; or that of a page of a board, the address of whose folder is given:
+    it leads back there, and takes the library that draws charts from there."""
     groups = read.settings(runs)
     names = read.labels(groups)
     found = [section for section in sections(groups, names) if section[2]]
@@ -53,18 +60,20 @@ def page(runs: Sequence[Recorded]) -> str:
     lanes: list[dict[str, Any]] = []
     body = "".join(_section(section, charts, lanes) for section in found)
     figures = [{"figure": chart.figure, "byRounds": chart.by_rounds} for chart in charts]
-    return _asset("page.html").format(
+    return asset("page.html").format(
         mark=f'{MARK} {VERSION}">',
         title=escape(names[0] if len(groups) == 1 else f"{len(runs)} runs compared"),
         subtitle=escape(_subtitle(groups)),
-        style=_asset("page.css"),
+        style=asset("page.css"),
         links="".join(f'<a href="#{anchor}">{escape(words)}</a>' for anchor, words, _ in found),
         body=body,
         version=VERSION,
         charts=_packed(_document(figures)),
         timelines=_packed(_document(lanes)),
-        plotly=_plotly(),
-        script=_asset("timeline.js") + _asset("page.js"),
+        back=f'<a href="{escape(board)}/index.html">All runs</a> · ' if board else "",
+        alone="" if board else " This file needs nothing else: keep it, print it, send it.",
+        plotly=f'<script src="{escape(board)}/{PLOTLY}"></script>' if board else _embedded(),
+        script=_script(),
     )
 
 
@@ -155,7 +164,7 @@ def _html(block: Block, charts: list[Chart], lanes: list[dict[str, Any]]) -> str
         case Timelines(found):
             lanes.extend(found)
             options = "".join(f'<option value="{i}">{escape(one["label"])}</option>' for i, one in enumerate(found))
-            return _asset("timeline.html").format(options=options, hidden="" if len(found) > 1 else "hidden")
+            return asset("timeline.html").format(options=options, hidden="" if len(found) > 1 else "hidden")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -175,17 +184,39 @@ def _caption(title: str, about: str) -> str:
 # -- what is embedded -----------------------------------------------------------------------------------------
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (resources.files("turnout.report") / name).read_text(encoding="utf-8")
 
 
 @cache
-def _plotly() -> str:
+def _script() -> str:
+    return asset("theme.js") + asset("timeline.js") + asset("page.js")
+
+
+def policy() -> str:
+    """What a report that a board serves may do, as a Content-Security-Policy; plotly makes styles as it draws."""
+    return (
+        f"default-src 'none'; script-src 'self' {digest(_script())}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def digest(text: str) -> str:
+    """A style or script that is part of a page, as a Content-Security-Policy names it."""
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def plotly_library() -> bytes:
     """The library that draws the charts, as its package ships it."""
     try:
-        return _packed((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+        return (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise missing("report", "plotly", "'plotly>=6'") from error
+
+
+@cache
+def _embedded() -> str:
+    return f'<script type="text/plain" id="plotly">{_packed(plotly_library())}</script>'
 
 
 def _packed(content: bytes) -> str:

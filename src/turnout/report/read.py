@@ -21,7 +21,7 @@ from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
 from turnout.record.views import Columns, Views
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
-_FREE = ("name", "folder", "seed", "report", "checkpoint_every")
+FREE = ("name", "folder", "seed", "report", "checkpoint_every")
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class Recorded(Views):
         """The same text for runs that differ in nothing but their seed and where they are kept."""
         if not self.config:
             return str(self.folder.resolve())
-        run = {name: value for name, value in self.config.get("run", {}).items() if name not in _FREE}
+        run = {name: value for name, value in self.config.get("run", {}).items() if name not in FREE}
         return json.dumps({**self.config, "run": run}, sort_keys=True, default=str)
 
     @cached_property
@@ -109,11 +109,14 @@ class Recorded(Views):
 
 
 @spelt
-def recorded(folder: Path | str, command: str = "report", mark: str = "plan.json") -> Recorded:
-    """Read the run in a folder, for a command that names what is damaged; `mark` is the file by which it is one."""
+def recorded(
+    folder: Path | str, command: str = "report", mark: str = "plan.json", only: Sequence[str] | None = None
+) -> Recorded:
+    """Read the run in a folder, for a command that names what is damaged; `mark` is the file by which it is one.
+    `only` these files and folders are read, where the command needs no more."""
     folder = Path(folder)
     check_is_run(command, folder, mark)
-    remarks = examine(command, folder, (*READ, *RECORDS, "clients.parquet"))
+    remarks = examine(command, folder, only or (*READ, *RECORDS, "clients.parquet"), others=only is None)
     path = folder / "config.toml"
     config = read_toml(path) if path.exists() else {}
     return Recorded(folder, config, _document(folder / "plan.json"), _document(folder / "result.json"), remarks)
@@ -139,7 +142,7 @@ def differences(groups: Sequence[Sequence[Recorded]]) -> dict[str, list[Any]]:
     first = [group[0].config for group in groups]
     options = dict.fromkeys((section, name) for config in first for section in config for name in config[section])
     found = {f"{section}.{name}": [c.get(section, {}).get(name) for c in first] for section, name in options}
-    free = {f"run.{name}" for name in _FREE}
+    free = {f"run.{name}" for name in FREE}
     return {
         option: values for option, values in found.items() if option not in free and any(v != values[0] for v in values)
     }
