@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
-unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+"""The command line: `turnout demo | init | run | resume | plan | tune | sweep | compare | list | show | inspect |
+attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -20,6 +20,7 @@ from turnout.core.version import VERSION
 
 COMMANDS = {  # where the function is, or the app of several
     "demo": "run:demo",
+    "init": "init:init",
     "run": "run:run",
     "resume": "run:resume",
     "plan": "plan:plan",

@@ -50,4 +50,5 @@ def _written(images: FloatArray, slant: float, width: float, ink: float) -> Floa
     matrix = np.array([[step, 0.0], [0.25 * slant * step, across]])  # from a place written to the place read
     offset = middle - matrix @ np.full(2, (SIDE - 1) / 2)
     drawn = np.stack([affine_transform(image, matrix, offset, (SIDE, SIDE), order=1) for image in images])
-    return np.clip(drawn, 0, 1) ** np.clip(np.exp(0.4 * ink), 0.2, 5)
+    darker: FloatArray = np.clip(drawn, 0, 1) ** np.clip(np.exp(0.4 * ink), 0.2, 5)
+    return darker
