@@ -28,7 +28,7 @@ def list_names(
     """
     if kind is not None and kind not in LISTED:
         raise unknown("list", kind, LISTED)
-    listing = {name: _listed(name) for name in LISTED if kind in (None, name)}
+    listing = {name: listed(name) for name in LISTED if kind in (None, name)}
     if as_json:
         print_json(listing)
         return
@@ -36,7 +36,7 @@ def list_names(
         show_table([(f"[bold]{thing}[/bold]", escape(sentence)) for thing, sentence in things.items()], title=name)
 
 
-def _listed(name: str) -> dict[str, str]:
+def listed(name: str) -> dict[str, str]:
     """Each thing of a kind, and its sentence."""
     if name == "configs":
         return {built_in: _first_line(built_in) for built_in in config.builtin_names()}
