@@ -52,7 +52,7 @@ $(VENV)/installed-browser: $(VENV)/installed-dev
 	$(INSTALL) --group browser
 	touch $@
 
-test-browser: $(VENV)/installed-browser
+test-browser: $(VENV)/installed-browser docs
 	$(BIN)/pytest tests/browser
 
 $(VENV)/installed-tracking: $(VENV)/installed-dev
@@ -78,7 +78,7 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 docs: $(VENV)/installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html: it needs neither a server nor a network"
 
 clean:

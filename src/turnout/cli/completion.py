@@ -264,7 +264,8 @@ def _of_section(known: Catalogue, words: Sequence[str], section: str) -> dict[st
         return dict(about["options"])
     name = {"name": {"help": about["about"], "default": about["default"] or "none", "values": [*about["things"]]}}
     chosen = _settings(words).get(section, {}).get("name", about["default"])
-    return name | about["things"].get(chosen, {})
+    inside: dict[str, Any] = about["things"].get(chosen, {})
+    return name | inside
 
 
 def _option(known: Catalogue, words: Sequence[str], key: str) -> dict[str, Any] | None:
@@ -287,7 +288,7 @@ def _values(known: Catalogue, words: Sequence[str], key: str, incomplete: str) -
     if key in _NAMES_OF:
         found = dict(known["names"][_NAMES_OF[key]])
     elif name == "name" and section in known["sections"]:
-        lines = next((things for things in known["names"].values() if things.keys() == {*option["values"]}), {})
+        lines: Found = next((things for things in known["names"].values() if things.keys() == {*option["values"]}), {})
         found = {value: lines.get(value, "") for value in option["values"]}
     else:
         found = dict.fromkeys(option["values"], "")
