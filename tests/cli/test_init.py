@@ -234,6 +234,7 @@ def test_whatever_somebody_has(terminal: Terminal, make: Callable[[Terminal], st
         ("row", [str(row) for row in range(40)], True, False),
         ("income", [str(1000 + 7 * row) for row in range(40)], False, False),
         ("age", [str(row / 3) for row in range(40)], False, False),
+        ("age", [str(40 + row) for row in range(40)], False, False),
         ("note", [f"text {row}" for row in range(40)], True, True),
         ("sex", ["1", "1.0", "0", "0.0"] * 10, False, True),
     ],

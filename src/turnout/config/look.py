@@ -39,7 +39,7 @@ class Column:
     missing: int
     distinct: int  # of what is there
     numeric: bool  # all that is there are numbers
-    in_steps: bool  # whole numbers without a gap
+    counted: bool  # whole numbers from 0 or 1 on, without a gap
     wide: bool = False  # each cell is a list
 
     @classmethod
@@ -49,8 +49,8 @@ class Column:
         different: set[str] | set[float] = set(map(float, there)) if numeric else set(there)
         numbers = [float(value) for value in different] if numeric else []
         whole = bool(numbers) and all(number.is_integer() for number in numbers)
-        in_steps = whole and max(numbers) - min(numbers) + 1 == len(numbers)
-        return cls(name, len(cells), len(cells) - len(there), len(different), numeric, in_steps)
+        counted = whole and min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == len(numbers)
+        return cls(name, len(cells), len(cells) - len(there), len(different), numeric, counted)
 
     @property
     def kind(self) -> str:
@@ -61,7 +61,7 @@ class Column:
         """Whether it seems to name the rows, or holds a text for each: nearly all of it is different."""
         if self.wide or self.rows < 10 or self.distinct < 0.9 * (self.rows - self.missing):
             return False
-        return not self.numeric or self.in_steps or _plain(self.name) in IDS or self.name.lower().endswith("id")
+        return not self.numeric or self.counted or _plain(self.name) in IDS or self.name.lower().endswith("id")
 
     @property
     def is_class(self) -> bool:
