@@ -124,6 +124,9 @@ def test_questions_are_asked_on_a_terminal_and_again_where_an_answer_does_not_fi
         (("heart.csv", "--clients", "nmu"), "--clients: heart.csv has no column 'nmu'"),
         (("heart.csv", "--clients", "num", "--target", "num"), "--clients: num is what is predicted"),
         (("heart.csv", "--clients", "ca"), "--clients: ca is missing in 80 rows"),
+        (("heart.csv", "--to", "no/where.toml"), "--to: there is no folder no to write where.toml into"),
+        (("pictures", "--target", "cat"), "--target: cat, but the folders of pictures say the classes"),
+        (("pictures", "--clients", "cat"), "--clients: cat must be a number"),
         (("heart.csv", "--measure", "acuracy"), "--measure: unknown name 'acuracy'; did you mean accuracy?"),
         (("heart.csv", "--clients", "1000"), "nothing is written, since this would not train"),
         (
@@ -147,6 +150,7 @@ def test_what_cannot_be_is_one_sentence_and_nothing_is_written(
     terminal.write("broken.py", "def")
     terminal.write("none.py", "def data(n):\n    return n\n")
     Path("empty").mkdir()
+    images("class", "L")
     answer = terminal("init", *words)
     assert answer.code == 2
     assert said in answer.err
@@ -225,6 +229,14 @@ def test_whatever_somebody_has(terminal: Terminal, make: Callable[[Terminal], st
 
 
 # -- the guesses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("terminal")
+def test_the_target_is_looked_for_beside_the_clients() -> None:
+    write("heart.csv", patients())
+    found = look("heart.csv")
+    assert (found.target().name, found.target("num").name) == ("num", "pain")
+    assert draft(found, Answers(clients="num")).settings["data"]["target"] == "pain"
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def init(
     path = to or Path(f"{made.settings['run']['name']}.toml")
     if os.path.exists(path) and not overwrite and not (asking and typer.confirm(f"{path} exists; replace it?")):
         raise UserError(f"--to: {path} exists; give another file, or --overwrite")
+    if not path.parent.is_dir():
+        raise UserError(f"--to: there is no folder {path.parent} to write {path.name} into")
     _check(made)
     text = made.text().replace("turnout run THIS FILE", shlex.join(["turnout", "run", str(path)]))
     write_text(path, text)
@@ -104,7 +106,9 @@ def _show(found: Look) -> None:
 def _ask(found: Look, answers: Answers) -> Answers:
     """Ask for what was not given, and ask again where an answer does not fit."""
     if found.columns and answers.target is None:
-        answers = replace(answers, target=_answer("What is predicted", found.target.name, found, answers, "target"))
+        answers = replace(
+            answers, target=_answer("What is predicted", found.target(answers.clients).name, found, answers, "target")
+        )
     if found.columns and not found.per_file and answers.clients is None:
         guess: Column | None = found.client
         default = "10" if guess is None or guess.name == answers.target else guess.name

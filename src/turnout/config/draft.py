@@ -104,7 +104,7 @@ def target_of(found: Look, answers: Answers) -> Column | None:
     """The column that is predicted, where there are columns."""
     if not found.columns:
         return None
-    target = found.target if answers.target is None else found.column("--target", answers.target)
+    target = found.target(answers.clients) if answers.target is None else found.column("--target", answers.target)
     if not target.numeric and target.distinct > MOST_CLASSES:
         raise UserError(
             f"--target: {target.name} has {target.distinct} different words in {target.rows} rows; classes are at most "
@@ -138,6 +138,10 @@ def _data(found: Look, answers: Answers, remarks: dict[str, str]) -> Section:
         return _function(found, answers, remarks)
     options: Section = {"name": found.dataset, "path": found.path}
     if found.dataset == "images":
+        if answers.target is not None:
+            raise UserError(
+                f"--target: {answers.target}, but the folders of {found.path} say the classes; leave it out"
+            )
         options |= {"layout": found.layout, "size": 28 if found.grey else 32}
         options |= {"colour": "grey"} if found.grey else {}
         remarks["data.layout"] = "what the folders stand for"
@@ -231,6 +235,10 @@ def _client(found: Look, answers: Answers) -> Column | None:
 
 def _dealt(found: Look, answers: Answers, data: Section, remarks: dict[str, str]) -> tuple[Section, int]:
     """Say who has which samples, and count the clients."""
+    if answers.clients is not None and _number(answers) is None and not found.columns:
+        raise UserError(
+            f"--clients: {answers.clients} must be a number, to deal the samples of {found.path} to so many"
+        )
     named = 0
     if "client" in data:
         named = found.column("--clients", data["client"]).distinct
@@ -245,10 +253,6 @@ def _dealt(found: Look, answers: Answers, data: Section, remarks: dict[str, str]
         remarks["partition.name"] = "each has its own samples"
         remarks["clients.count"] = "all that there are"
         return {"name": "natural"}, named
-    if answers.clients is not None and _number(answers) is None:
-        raise UserError(
-            f"--clients: {answers.clients} is not a number; nothing in {found.path} says whose samples are whose"
-        )
     remarks["partition.name"] = "nothing says whose samples they are: shuffled and dealt evenly"
     asked = _number(answers)
     remarks["clients.count"] = "a guess" if asked is None else "as you said"

@@ -94,15 +94,14 @@ class Look:
             f"{option}: {self.path} has no column {name!r}; it has {', '.join(c.name for c in self.columns)}"
         )
 
-    @property
-    def target(self) -> Column:
-        """The column that is likely to be predicted: by its name, else the last that could be."""
+    def target(self, client: str | None = None) -> Column:
+        """The column that is likely to be predicted, beside that of the clients: by its name, else the last one."""
         possible = [column for column in self.columns if not column.is_id and column.distinct > 1 and not column.wide]
+        possible = [column for column in possible if column.name != client]
         if not possible:
             raise UserError(f"--target: no column of {self.path} can be predicted: they name rows, or never change")
         named = [column for column in possible if _plain(column.name) in TARGETS]
-        client = self.client
-        others = [column for column in possible if client is None or column.name != client.name]
+        others = [column for column in possible if column != self.client]
         return (named or others or possible)[-1]
 
     @property
