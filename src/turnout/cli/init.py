@@ -73,11 +73,10 @@ def init(
         "data.inputs",
         "data.missing",
     ):
-        if option in made.remarks:
+        if remark := made.remarks.get(option):
             section, name = option.split(".")
             value = made.settings[section][name]
-            shown = ", ".join(value) if isinstance(value, list) else value
-            say(f"{option} = {shown}: {made.remarks[option]}")
+            say(f"{option}: {remark}" if isinstance(value, list) else f"{option} = {value}: {remark}")
     say(f"{path} is written; next: {shlex.join(['turnout', 'run', str(path)])}")
 
 
