@@ -33,14 +33,8 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # Commands are parsed and their configurations built; on the first pages that people read these are carried out, too.
 FIRST = {"README.md", "quickstart.md", "command-line.md", "concepts.md", "own-data.md", "own-algorithm.md"}
 RUNS = {"init", "run", "resume", "inspect", "list", "show", "report"}
-MORE = {
-    "compare",
-    "plan",
-    "tune",
-    "sweep",
-    "topology design",
-    "study run",
-}  # of the README, whose block runs from top to bottom
+# Of the README, whose block runs from top to bottom.
+MORE = {"compare", "plan", "tune", "sweep", "topology design", "study run"}
 SHORTER = {
     "run": ["run.rounds=2", "run.report=false"],
     "resume": ["run.rounds=3", "run.report=false"],

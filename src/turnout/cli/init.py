@@ -113,7 +113,7 @@ def _ask(found: Look, answers: Answers) -> Answers:
         default = "10" if guess is None or guess.name == answers.target else guess.name
         question = "Which column says whose a row is (or: to how many clients are they dealt)"
         answers = replace(answers, clients=_answer(question, default, found, answers, "clients"))
-    fitting = measures(found, target_of(found, answers))
+    fitting = measures(target_of(found, answers))
     if answers.measure is None and len(fitting) > 1:
         answers = replace(answers, measure=_answer("What is measured", fitting[0], found, answers, "measure"))
     return answers

@@ -92,12 +92,10 @@ def draft(found: Look, answers: Answers) -> Draft:
     return Draft({section: settings[section] for section in SECTIONS if section in settings}, remarks)
 
 
-def measures(found: Look, target: Column | None) -> list[str]:
+def measures(target: Column | None) -> list[str]:
     """The measures that fit, the one that is taken unless another is asked for first; nothing: the loss alone."""
-    if target is not None and not target.is_class:
-        return [name for name in OF_NUMBERS if name in METRICS]
-    two = len(found.classes) == 2 if target is None else target.distinct == 2
-    return [name for name in BETTER if name in METRICS and (two or name != "auc")]
+    fitting = BETTER if target is None or target.is_class else OF_NUMBERS
+    return [name for name in fitting if name in METRICS]
 
 
 def target_of(found: Look, answers: Answers) -> Column | None:
@@ -275,7 +273,7 @@ def _measure(found: Look, answers: Answers, settings: Settings, remarks: dict[st
     """Say what is measured beside the loss."""
     if found.dataset == "function" and answers.measure is None:
         return  # its targets were not looked at
-    fitting = measures(found, target_of(found, answers))
+    fitting = measures(target_of(found, answers))
     if answers.measure is not None and answers.measure not in METRICS:
         raise unknown("--measure", answers.measure, METRICS)
     chosen = answers.measure or (fitting[0] if fitting else None)
