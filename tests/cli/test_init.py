@@ -103,14 +103,14 @@ def test_questions_are_asked_on_a_terminal_and_again_where_an_answer_does_not_fi
 ) -> None:
     monkeypatch.setattr(init, "on_terminal", lambda: True)
     write("heart.csv", patients())
-    asked = CliRunner().invoke(app, ["init", "heart.csv"], input="nmu\nnum\n\n")
+    asked = CliRunner().invoke(app, ["init", "heart.csv", "--measure", "accuracy"], input="nmu\nnum\n\n")
     assert asked.exit_code == 0, asked.output
     assert "What is predicted [num]" in asked.output
     assert "--target: heart.csv has no column 'nmu'" in asked.output
     assert "[centre]" in asked.output
     assert written("heart.toml")["data"]["client"] == "centre"
     Path("heart.toml").write_text("mine")
-    asked = CliRunner().invoke(app, ["init", "heart.csv"], input="\n\nn\n")
+    asked = CliRunner().invoke(app, ["init", "heart.csv", "--measure", "accuracy"], input="\n\nn\n")
     assert "heart.toml exists; replace it?" in asked.output
     assert asked.exit_code == 2
     assert Path("heart.toml").read_text() == "mine"

@@ -280,6 +280,6 @@ def _measure(found: Look, answers: Answers, settings: Settings, remarks: dict[st
     if chosen is None:
         return
     settings["task"] = {"metrics": [chosen]}
-    remarks["task.metrics"] = f"measured beside the loss; also: {', '.join(sorted(METRICS))}"
+    remarks["task.metrics"] = "measured beside the loss; turnout list metrics"
     settings["run"]["measure"] = f"test_{chosen}"
     remarks["run.measure"] = "what run.target would be a value of, and what sweep and tune compare"
