@@ -54,7 +54,7 @@ $(VENV)/installed-browser: $(VENV)/installed-dev
 	touch $@
 
 # Pictures of the pages, wide and narrow, light and dark, are left in build/screenshots.
-test-browser: $(VENV)/installed-browser
+test-browser: $(VENV)/installed-browser docs
 	SCREENSHOTS=$${SCREENSHOTS:-build/screenshots} $(BIN)/pytest tests/browser
 
 $(VENV)/installed-tracking: $(VENV)/installed-dev
@@ -87,7 +87,7 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 docs: $(VENV)/installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html: it needs neither a server nor a network"
 
 clean:

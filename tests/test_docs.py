@@ -31,9 +31,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # Commands are parsed and their configurations built; on the first pages that people read these are carried out, too.
-FIRST = {"README.md", "quickstart.md", "concepts.md", "own-data.md", "own-algorithm.md"}
-RUNS = {"run", "resume", "inspect", "list", "show", "report"}
-MORE = {"plan", "tune", "sweep", "topology design", "study run"}  # of the README, whose block runs from top to bottom
+FIRST = {"README.md", "quickstart.md", "command-line.md", "concepts.md", "own-data.md", "own-algorithm.md"}
+RUNS = {"init", "run", "resume", "inspect", "list", "show", "report"}
+# Of the README, whose block runs from top to bottom.
+MORE = {"compare", "plan", "tune", "sweep", "topology design", "study run"}
 SHORTER = {
     "run": ["run.rounds=2", "run.report=false"],
     "resume": ["run.rounds=3", "run.report=false"],
@@ -43,6 +44,7 @@ SHORTER = {
 }
 OWN = {  # what stands for the reader's own
     "my.toml": config.builtin_text("digits"),
+    "patients.csv": "hospital,age,ill\n" + "".join(f"h{row % 3},{40 + row},{row % 2}\n" for row in range(60)),
     "my-network.json": resources.files("turnout.peers").joinpath("measured/gaia.json").read_text("utf-8"),
 }
 

@@ -25,8 +25,8 @@ def display(value: object) -> str:
     return shown
 
 
-def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["own-algorithm", "quickstart", "unreliable-clients"]
+def test_there_are_four() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["own-algorithm", "quickstart", "table-to-model", "unreliable-clients"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -2,4 +2,4 @@
 
 from turnout.cli.commands import app
 
-app()
+app(prog_name="turnout")

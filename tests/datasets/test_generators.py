@@ -18,6 +18,9 @@ SMALL = {
     "synthetic": {"clients": 8, "max_samples": 60},
     "linear_mixture": {"clients": 6, "max_samples": 60, "test_samples": 20, "dims": 10},
     "quadratics": {"clients": 5, "dims": 3},
+    "hospitals": {"patients": 200},
+    "handwriting": {"writers": 30},
+    "sentences": {"speakers": 3, "sentences": 2},
 }
 
 
@@ -145,3 +148,50 @@ def test_quadratics_gradient_vanishes_at_the_optimum() -> None:
     (gradient,) = torch.autograd.grad(loss, theta)
     assert gradient.abs().max() < 1e-6
     assert loss.item() == pytest.approx(data.facts["optimal_loss"])
+
+
+def test_hospitals_are_named_and_differ_as_much_as_asked() -> None:
+    data, alike = load("hospitals", patients=4000), load("hospitals", patients=4000, differ=0.0)
+    assert data.facts["clients"] == ["north", "east", "south", "harbour"]
+    assert data.groups is not None and alike.groups is not None
+    np.testing.assert_array_equal(np.bincount(data.groups), [1440, 960, 544, 256])
+    ill = [data.targets[data.groups == number].double().mean() for number in range(4)]
+    assert max(ill) - min(ill) > 0.15
+    assert torch.allclose(data.inputs[:, 4:].sum(1), torch.ones(len(data.inputs)))
+    ages = [alike.inputs[alike.groups == number, 0].mean() for number in range(4)]
+    assert max(ages) - min(ages) < 0.2  # standard deviations
+
+
+def test_a_writer_has_a_hand() -> None:
+    """Without styles the digits are the bundled ones, twice as large; with them, a writer's differ alike."""
+    plain, written = load("handwriting", writers=8, style=0.0), load("handwriting", writers=8)
+    assert plain.inputs.shape[1:] == (1, 16, 16)
+    assert plain.groups is not None
+    assert torch.equal(plain.targets, written.targets)
+    small = torch.nn.functional.avg_pool2d(plain.inputs, 2).flatten(1)
+    known = load("digits", test_fraction=0.0)
+    nearest = known.targets[torch.cdist(small, known.inputs).argmin(1)]
+    assert (nearest == plain.targets).double().mean() > 0.95
+    ink = written.inputs.mean((1, 2, 3)) - plain.inputs.mean((1, 2, 3))
+    means = torch.stack([ink[plain.groups == number].mean() for number in range(8)])
+    within = torch.stack([ink[plain.groups == number].std() for number in range(8)])
+    assert means.std() > 2 * within.mean()
+
+
+def test_sentences_are_what_speakers_say() -> None:
+    data = load("sentences", speakers=3, sentences=4, window=5, test_fraction=0.25)
+    letters, texts = str(data.facts["vocabulary"]), data.facts["texts"]
+    assert isinstance(texts, list) and len(texts) == 3
+    assert data.groups is not None and data.test_groups is not None
+    for speaker, text in enumerate(texts):
+        assert text.count(".") == 4
+        mine = data.targets[data.groups == speaker].tolist() + _held(data, speaker)
+        assert "".join(letters[number] for number in mine) == text
+    row = 17
+    said = "".join(letters[number] for number in data.inputs[row].tolist())
+    assert said == texts[0][row - 5 : row]
+
+
+def _held(data: Dataset, speaker: int) -> list[int]:
+    assert data.test_targets is not None and data.test_groups is not None
+    return list(data.test_targets[data.test_groups == speaker].tolist())

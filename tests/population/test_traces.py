@@ -235,3 +235,15 @@ def test_a_missing_or_damaged_file_is_a_sentence(tmp_path: Path) -> None:
 def test_impossible_traces_are_refused(build: Callable[[], object], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         build()
+
+
+def test_the_trace_that_comes_with_turnout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty phones, of which one is never there; a file of that name, with its ending, is another one."""
+    monkeypatch.chdir(tmp_path)
+    trace = read("phones")
+    phones, times = np.arange(60), np.linspace(0, 6 * 86400, 50)
+    there = np.stack([trace.online(0, phones, at=float(time)) for time in times])
+    assert 0.1 < there.mean() < 0.25
+    assert np.count_nonzero(~there.any(0)) < 10
+    with pytest.raises(UserError, match=r"phones\.csv"):
+        read("phones.csv")

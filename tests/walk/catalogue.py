@@ -122,6 +122,7 @@ _NEEDS: dict[tuple[str, str], config.Settings] = {
     ("partition", "dirichlet"): {"partition": {"alpha": 5.0}},
     ("partition", "dirichlet_equal"): {"partition": {"alpha": 5.0}},
     ("partition", "pachinko"): {"partition": {"superclasses": [0, 0, 1]}},
+    ("data", "sentences"): {"model": {"name": "char_lstm", "symbols": 28}},
     ("stream", "replay"): {"stream": {"trace": [2, 1]}},
     ("network", ""): {"algorithm": {"name": "dpasgd"}},
     ("privacy", ""): {"privacy": {"noise": 0.5, "clip": 1.0, "noise_seed": 1}, "sampler": {"name": "uniform"}},

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any
 
 import typer
 
-from turnout.cli._command import print_json, remark
+from turnout.cli._command import INTERRUPTED, print_json, remark
 from turnout.cli._display import client_columns, err, failed, say, show_summary
 from turnout.cli.report import leave_report
 from turnout.config import config
@@ -19,6 +22,7 @@ from turnout.record.run_folder import free_name
 from turnout.record.signed import log_of
 from turnout.record.tracking import MLflow, TensorBoard
 from turnout.run.experiment import Experiment, execute
+from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Event, Observer
 from turnout.server.server import Server
 from turnout.server.simulation import Simulation
@@ -78,6 +82,43 @@ class Remarks(Observer):
             remark(str(fact) for fact in event.facts.values())
 
 
+class Leaving(Observer, AbstractContextManager["Leaving"]):
+    """Ctrl-C lets the round under way end and be saved; another one stops at once."""
+
+    def __init__(self) -> None:
+        self._before: Any = None  # who answered Ctrl-C
+
+    def on_start(self, server: Server) -> None:
+        checkpoints = server.checkpoints
+        if checkpoints is None or current_thread() is not main_thread():  # only that one is told of signals
+            return
+
+        def leave(*_: object) -> None:
+            checkpoints.leaving = True
+            self._restore()
+            say("finishing this round to save it; Ctrl-C again stops at once", err)
+
+        self._before = signal.signal(signal.SIGINT, leave)
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+
+def _say_how_to_go_on(folder: Path, rounds: int | None) -> None:
+    """Say after Ctrl-C what is saved of a run, and the command that goes on with it."""
+    newest = Checkpoints(folder / "checkpoints").newest
+    if newest is None:
+        say("interrupted before the first round: nothing was written", err)
+        return
+    saved = f"{folder} is saved up to round {newest}{'' if rounds is None else f' of {rounds}'}"
+    say(f"interrupted: {saved}; go on with: {shlex.join(['turnout', 'resume', str(folder)])}", err)
+
+
 def carry_out(
     experiment: Experiment,
     settings: config.RunSettings,
@@ -91,17 +132,21 @@ def carry_out(
 ) -> None:
     """Execute an experiment in a folder and show how it ended."""
     trackers = watching.trackers(settings.name, complete)
-    with watching.screen() as screen:
-        result = execute(
-            experiment,
-            folder,
-            checkpoint_every=settings.checkpoint_every,
-            resume=resume,
-            overwrite=overwrite,
-            configuration=config.as_toml(complete),
-            observers=[Remarks(), *trackers, *([screen] if screen else [])],
-            kind=kind,
-        )
+    try:
+        with Leaving() as leaving, watching.screen() as screen:
+            result = execute(
+                experiment,
+                folder,
+                checkpoint_every=settings.checkpoint_every,
+                resume=resume,
+                overwrite=overwrite,
+                configuration=config.as_toml(complete),
+                observers=[leaving, Remarks(), *trackers, *([screen] if screen else [])],
+                kind=kind,
+            )
+    except KeyboardInterrupt:
+        _say_how_to_go_on(folder, settings.rounds)
+        raise typer.Exit(INTERRUPTED) from None
     if settings.report:
         leave_report(folder, experiment)
     summary = result.summary()

@@ -16,6 +16,7 @@ from turnout.cli._display import err
 from turnout.core.errors import FailedError, UserError
 from turnout.core.files import as_json_text
 
+INTERRUPTED = 130  # the exit code of what Ctrl-C has ended
 Source = Annotated[str, typer.Argument(metavar="CONFIG", help="A .toml file, or a built-in configuration by name.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.OPTION=VALUE]...", show_default=False)]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/digits.")]
@@ -26,12 +27,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 @contextmanager
 def sentences() -> Iterator[None]:
     """A user's mistake, or a file that the system refuses, is one sentence on stderr and exit code 2; a run that failed
-    is one and exit code 1. Every command is decorated with it."""
+    is one and exit code 1; Ctrl-C is 130. Every command is decorated with it."""
     try:
         yield
     except (UserError, FailedError, OSError, MemoryError) as error:
         err.print(f"[red]turnout:[/red] {escape(_sentence(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1 if isinstance(error, FailedError | MemoryError) else 2) from error
+    except KeyboardInterrupt:
+        err.print("[red]turnout:[/red] interrupted", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 class Commands(typer.Typer):

@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | board |
-attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+"""The command line: `turnout demo | init | run | resume | plan | tune | sweep | compare | list | show | inspect |
+board | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -7,7 +7,9 @@ A file is imported when one of its commands is looked at; `turnout --help` reads
 from __future__ import annotations
 
 import ast
+import os
 from collections import UserDict
+from collections.abc import MutableMapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +22,7 @@ from turnout.core.version import VERSION
 
 COMMANDS = {  # where the function is, or the app of several
     "demo": "run:demo",
+    "init": "init:init",
     "run": "run:run",
     "resume": "run:resume",
     "plan": "plan:plan",
@@ -69,6 +72,17 @@ class _Group(TyperGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    def _main_shell_completion(
+        self, ctx_args: MutableMapping[str, Any], prog_name: str, complete_var: str | None = None
+    ) -> None:
+        """Answer a shell that completes a line, without importing the command that stands there."""
+        if complete_var is None:
+            complete_var = f"_{prog_name}_COMPLETE".replace("-", "_").upper()
+        if complete_var in os.environ:
+            from turnout.cli.completion import Completing
+
+            Completing()._main_shell_completion(ctx_args, prog_name, complete_var)
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the first line of what describes each command, none of which is imported for that."""
         every = self.commands
@@ -94,7 +108,6 @@ app = typer.Typer(
     cls=_Group,
     help="Federated learning with whoever shows up.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from turnout.cli._command import Json, Source, print_json, remark
+from turnout.cli._command import INTERRUPTED, Json, Source, print_json, remark
 from turnout.cli._display import err, out, say, show_table
 from turnout.core.errors import UserError
 from turnout.core.statistics import WORST_PERCENTILE
@@ -95,7 +95,7 @@ def _carry_out(source: str, found: Sequence[Combination], workers: int, ray: str
                 failed[one.folder] = answer.why
     except KeyboardInterrupt:
         say(f"interrupted with {done} of {len(found)} done; the same command goes on", err)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     return failed
 
 

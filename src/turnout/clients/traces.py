@@ -12,6 +12,8 @@ their headers and made into that one:
                                                 heterogeneity in federated learning upon large-scale smartphone data"
                                                 (FLASH), WWW 2021, as replayed by Flame: everybody online at first
     device,unavailable_from_s,duration_s        spells offline. Lai et al., "FedScale", ICML 2022
+
+`phones` comes with Turnout: when sixty of FLASH's phones were charging, over six days.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from turnout.core.random import FloatArray, IntArray
 from turnout.core.spelling import Spelt, spelt
 from turnout.data.readers import Table, path_of, read_table
 
+RECORDED = Path(__file__).parent / "recorded"  # traces that come with Turnout
 Shift = Literal["none", "random"]
 Assign = Literal["cycle", "random"]
 Spells = tuple[IntArray, FloatArray, FloatArray]  # device, from, until
@@ -133,7 +136,7 @@ class Trace(Spelt):
 
 @spelt
 def read(
-    path: str | Path,  # of the CSV file
+    path: str | Path,  # of the CSV file, or phones: the one that comes with Turnout
     *,
     period: Seconds | None = None,  # seconds after which all repeats; none: the end of the last event
     shift: Shift = "none",  # where a client begins: at the start, or at a time drawn for it
@@ -146,7 +149,8 @@ def read(
     Files of FLASH (device,variant,t_s,state) and of FedScale (device,unavailable_from_s,duration_s) are known by their
     headers.
     """
-    table = read_table("trace", path_of(path))
+    own = RECORDED / f"{path}.csv"
+    table = read_table("trace", own if str(path).isidentifier() and own.is_file() else path_of(path))
     forms: dict[tuple[str, ...], Callable[[], tuple[Spells, float | None]]] = {
         ("device", "from_s", "until_s"): lambda: _online_spells(table),
         ("device", "unavailable_from_s", "duration_s"): lambda: _offline_spells(table, period),

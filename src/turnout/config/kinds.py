@@ -156,6 +156,7 @@ PLAIN: dict[str, Made] = {  # sections that are one thing
     "deploy": Deploy,
 }
 NAMED = {kind.section: kind for kind in KINDS.values()}
+REQUIRED = ("data", "model", "algorithm")  # sections that have to say what they make
 PARTS = {  # of a method
     section: NAMED[section].things() for section in ("wait", "weigh", "remember", "rule", "optimiser", "serve")
 }
@@ -194,14 +195,22 @@ def options(section: str, made: Made) -> list[Option]:
     """Every option that a section takes for a thing, in the order of its signature."""
     if section == "detectors" and made is not Screening:
         return []  # one section for all of them
+    return [*_own(section, made), *common_options(section)]
+
+
+def common_options(section: str) -> list[Option]:
+    """The options that a section takes whatever it makes."""
+    return _own(section, _SHARED[section]) if section in _SHARED else []
+
+
+def _own(section: str, function: Made) -> list[Option]:
     found = []
-    for function in (made, *([_SHARED[section]] if section in _SHARED else [])):
-        lines, allowed = help_of(function), allowed_of(function)
-        for name, (hint, default) in options_of(function, FILLED_IN.get(section)).items():
-            takes = in_words(hint)
-            if name in allowed:
-                takes = str(allowed[name]) if isinstance(allowed[name], OneOf) else f"{takes}, {allowed[name]}"
-            found.append(Option(name, takes, _shown(default), lines.get(name, "")))
+    lines, allowed = help_of(function), allowed_of(function)
+    for name, (hint, default) in options_of(function, FILLED_IN.get(section)).items():
+        takes = in_words(hint)
+        if name in allowed:
+            takes = str(allowed[name]) if isinstance(allowed[name], OneOf) else f"{takes}, {allowed[name]}"
+        found.append(Option(name, takes, _shown(default), lines.get(name, "")))
     return found
 
 

@@ -195,7 +195,7 @@ def execute(
             run.make(overwrite)
         try:
             return _execute(experiment, run, checkpoint_every, resume, observers, kind, configuration)
-        except Exception as error:
+        except BaseException as error:  # also Ctrl-C
             if isinstance(error, RecordedError):
                 run.settle()
             elif not run.has_checkpoint:

@@ -41,9 +41,10 @@ class Checkpoints:
             raise UserError(f"run.checkpoint_every: {every} must be at least 1")
         self.folder, self.every, self.fingerprint, self.run = folder, every, fingerprint, run
         self.former = former or fingerprint
+        self.leaving = False  # whoever watches wants to stop: after the next checkpoint, which is due now
 
     def due(self, version: int) -> bool:
-        return version % self.every == 0
+        return self.leaving or version % self.every == 0
 
     def save(self, server: Server) -> None:
         facts, tensors = server.save()
@@ -60,9 +61,16 @@ class Checkpoints:
                 self.run.settle()
         for old in self._paths()[2:]:
             old.unlink()
+        if self.leaving:
+            raise KeyboardInterrupt
 
     def any(self) -> bool:
         return bool(self._paths())
+
+    @property
+    def newest(self) -> int | None:
+        """The version that the newest checkpoint holds; None if there is none."""
+        return next((int(path.stem) for path in self._paths()), None)
 
     def _paths(self) -> list[Path]:
         """Newest first."""

@@ -1,0 +1,38 @@
+"""What each section of a configuration is for, in one line."""
+
+from __future__ import annotations
+
+ABOUT = {
+    "run": "how long, how often, where",
+    "data": "the samples, before they are dealt",
+    "partition": "who has which samples",
+    "clients": "how many there are, what each is tested on, how much each counts",
+    "stream": "samples that arrive while clients train",
+    "memory": "which of the samples that arrived a client keeps",
+    "devices": "how long a client computes",
+    "links": "how fast and how far away a client's network is",
+    "power": "what computing and sending cost, in watts",
+    "availability": "who is online when",
+    "crashes": "jobs that die on the way",
+    "detection": "when the server learns that a job has failed",
+    "adversary": "somebody who silences clients",
+    "behaviour": "clients that lie, or whose data are bad",
+    "network": "how clients reach each other, where there is no server",
+    "model": "what is trained",
+    "task": "the loss, the measures, and what is done to samples before the model sees them",
+    "local": "what a client computes in a job",
+    "algorithm": "the method; its parts can be replaced, each in a section of its own",
+    "sampler": "who is invited to a round",
+    "wait": "when a round closes, and who starts again",
+    "weigh": "how much each update counts",
+    "remember": "what the server keeps of earlier updates",
+    "rule": "how updates are combined",
+    "optimiser": "what the server does with the combined update",
+    "serve": "the model that a client is served with",
+    "evaluation": "how often, and on whom, the model is measured",
+    "engine": "where and how it is computed; none of it changes the method",
+    "unlearning": "what is kept so that a client can be forgotten",
+    "detectors": "who looks for clients that lie",
+    "privacy": "noise that hides what a client has contributed",
+    "deploy": "what machines of a real deployment need to know",
+}
