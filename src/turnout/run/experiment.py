@@ -258,6 +258,7 @@ def _execute(
         (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
             write_text(run.path / "config.toml", configuration)
+        _write_names(experiment.population, run.path)
         plan_file.write(server)
         run.seal()
     try:
@@ -305,6 +306,12 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks
     return checkpoints.every * (1 + len(passed_over))
 
 
+def _write_names(people: Population, folder: Path) -> None:
+    """Keep what clients are called: whoever reads the run needs no data for that."""
+    if people.names is not None:
+        write_text(folder / "names.json", as_json_text({"clients": people.names.tolist()}))
+
+
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -314,7 +321,5 @@ def _write_result(result: Result, folder: Path) -> None:
     write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
-    audit = result.audit
-    columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
-    summary = {**result.summary(), "clients": columns}
+    summary = {**result.summary(), "clients": result.audit.by_client()}
     write_text(folder / "result.json", as_json_text(summary))
