@@ -14,6 +14,7 @@ from turnout.clients.population import Population
 from turnout.core.errors import RecordedError, UserError
 from turnout.core.files import as_json_text, write_durably, write_tensors, write_text
 from turnout.core.spelling import Spelt, spelt
+from turnout.data.preprocess import canonical
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
 from turnout.record.audit import Audit, Findings
@@ -258,7 +259,7 @@ def _execute(
         (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
             write_text(run.path / "config.toml", configuration)
-        _write_names(experiment.population, run.path)
+        _write_origin(experiment.population, run.path)
         plan_file.write(server)
         run.seal()
     try:
@@ -306,10 +307,12 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks
     return checkpoints.every * (1 + len(passed_over))
 
 
-def _write_names(people: Population, folder: Path) -> None:
-    """Keep what clients are called: whoever reads the run needs no data for that."""
+def _write_origin(people: Population, folder: Path) -> None:
+    """Keep what clients are called, and how their table became numbers: whoever uses the run needs no data for that."""
     if people.names is not None:
         write_text(folder / "names.json", as_json_text({"clients": people.names.tolist()}))
+    if people.origin is not None and people.origin.table is not None:
+        write_text(folder / "preprocess.json", canonical(people.origin.table))
 
 
 def _write_result(result: Result, folder: Path) -> None:
