@@ -15,7 +15,6 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from tiny_files import Refused, write
-from unclean import SITES, write_hospitals
 
 from turnout import Population
 from turnout.data import Dataset, load
@@ -23,6 +22,7 @@ from turnout.data._columns import of_cells
 from turnout.data.prepare import hold_out
 from turnout.data.preprocess import Preprocess, canonical
 from turnout.data.readers import read_table
+from unclean import SITES, write_hospitals
 
 EUROPEAN = {"separator": ";", "decimal": ","}
 
@@ -172,8 +172,8 @@ def test_the_target_is_guessed_aloud(targets: list[str], classes: int | None, wo
         ("x,y", ["03/04/2026,0", "05/04/2026,1"], {}, ["'03/04/2026'", "day and month", "2026-03-31"]),
         ("x,y", [f"1,w{i}" for i in range(300)], {}, ["target y is no target: 300 different words in 300 rows"]),
         ("x,y", ["1,2026-03-01"], {}, ["target y holds dates"]),
-        ("x,y", ["1,a", ",b", ",c"], {}, ["line 3: column x is missing, as in 1 more rows", "missing.x for this column alone, takes drop, mean"]),
-        ("x,y", ["1,a", "2,"], {"missing": {"x": "mean"}}, ["line 3: column y is missing", "missing.y for this column alone, takes drop"]),
+        ("x,y", ["1,a", ",b", ",c"], {}, ["line 3: column x is missing, as in 1 more row", "missing.x for this"]),
+        ("x,y", ["1,a", "2,"], {"missing": {"x": "mean"}}, ["line 3: column y is missing", "missing.y for this"]),
         ("x,y", ["1,a"], {"missing": "men"}, ["did you mean mean?"]),
         ("x,y", ["1,a"], {"missing": {"z": "mean"}}, ["missing, for the column", "'z'"]),
         ("x,y", ["1,a"], {"missing": {"x": "often"}}, ["missing='often' for x, numbers", "refuse, drop, mean"]),

@@ -1,5 +1,5 @@
-"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
-unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | predict |
+export | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -27,6 +27,8 @@ COMMANDS = {  # where the function is, or the app of several
     "list": "names:list_names",
     "show": "names:show",
     "inspect": "report:inspect",
+    "predict": "use:predict",
+    "export": "use:export",
     "compare": "compare:compare_runs",
     "sweep": "compare:sweep_options",
     "attack": "attack:attack",

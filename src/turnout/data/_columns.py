@@ -91,7 +91,8 @@ class Column:
     @cached_property
     def _odd(self) -> BoolArray:
         """`[rows]` words that are no numbers."""
-        return ~self.missing & np.array([not is_number(str(word)) for word in self.values], bool)
+        odd: BoolArray = np.array([not is_number(str(word)) for word in self.values], bool)
+        return odd & ~self.missing
 
     def moments(self) -> NDArray[np.datetime64]:
         """`[rows]` points in time, NaT where nothing is."""

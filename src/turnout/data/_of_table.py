@@ -164,7 +164,8 @@ def _rows(which: BoolArray) -> str:
 
 def _absent(column: Column, remedy: str) -> UserError:
     nothing = " (null or NaN)" if not column.loose else ""
-    more = f", as in {column.missing.sum() - 1} more rows" if column.missing.sum() > 1 else ""
+    others = int(column.missing.sum()) - 1
+    more = f", as in {others} more row{'s' * (others > 1)}" if others else ""
     return UserError(f"{column.where(int(column.missing.argmax()))} is missing{nothing}{more}; {remedy}")
 
 

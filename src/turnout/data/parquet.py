@@ -47,7 +47,7 @@ def load(
     files = sorted(place.rglob("*.parquet")) if os.path.isdir(place) else [place]
     if not files or not os.path.isfile(files[0]):
         raise UserError(f"dataset parquet: path={place} is neither a Parquet file nor a folder of them")
-    arrays, owners, said = _columns(place, files)
+    arrays, owners, said = columns_of(place, files)
     for name in (target, *([client] if client else []), *(inputs or ())):
         if name not in arrays:
             raise unknown("dataset parquet: column", name, arrays)
@@ -64,7 +64,7 @@ def load(
     return made("parquet", columns, asked, owner)
 
 
-def _columns(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any], set[str]]:
+def columns_of(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any], set[str]]:
     """All files one after another, with what the names of their folders say; of which file each row is, and the columns
     that are names of folders."""
     read = require("parquet", "pyarrow.parquet", "pyarrow").ParquetFile

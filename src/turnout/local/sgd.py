@@ -393,6 +393,10 @@ class LocalSGD(Exchange):
         """Count the numbers that `prepare` and `predict` hold for a client of so many samples, beside its state."""
         return 0
 
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        """Give the model `[P]` that this client serves: here the global one."""
+        return received
+
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """Compute what this client serves: here the global model."""
-        return task.outputs(received, inputs)
+        """Compute what this client answers, where that is more than the outputs of one model."""
+        return task.outputs(self.serves(task, received, state), inputs)

@@ -31,10 +31,12 @@ from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Observer
 from turnout.server.privacy import Privacy
 from turnout.server.server import Server
+from turnout.server.serving import served_models, serves_own
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.task import Task
 
+MOST_KEPT = 1 << 30  # bytes of models of clients that a run leaves behind
 _RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
 
 
@@ -315,6 +317,25 @@ def _write_origin(people: Population, folder: Path) -> None:
         write_text(folder / "preprocess.json", canonical(people.origin.table))
 
 
+def _write_served(server: Server, folder: Path) -> dict[str, Any]:
+    """Keep the model that each client serves, of a table's run: predictions for new rows are theirs."""
+    people = server.whole_population
+    if people.origin is None or people.origin.table is None:
+        return {}
+    if not serves_own(server):
+        return {"served": "shared"}
+    if not isinstance(server, Simulation):
+        return {"served": "far away"}
+    if people.size * server.task.size * 4 > MOST_KEPT:
+        return {"served": "too many"}
+    models = served_models(server)
+    if models is None:
+        return {"served": "own rules"}
+    layers = {name: values.cpu().contiguous() for name, values in server.task.layers(models).items()}
+    write_tensors(folder / "personal.safetensors", layers)
+    return {"served": "own models"}
+
+
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -324,5 +345,5 @@ def _write_result(result: Result, folder: Path) -> None:
     write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
-    summary = {**result.summary(), "clients": result.audit.by_client()}
+    summary = {**result.summary(), "clients": result.audit.by_client(), **_write_served(result.server, folder)}
     write_text(folder / "result.json", as_json_text(summary))
