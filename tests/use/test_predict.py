@@ -16,11 +16,15 @@ from wards import CONFIGURATION
 
 import turnout
 from cli.terminal import Terminal
+from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.use import Served
 from unclean import SITES, write_hospitals
 
 pytestmark = pytest.mark.usefixtures("at")
+
+
+NAMED = ["algorithm.name=fedavg", "run.name=fedavg"]
 
 
 def read(path: str) -> list[dict[str, str]]:
@@ -151,7 +155,7 @@ def test_wrong_turns_are_one_sentence(at: Terminal, run: Any, home: Path, tmp_pa
 
 def test_a_run_that_was_not_of_a_table_or_is_damaged(at: Terminal, run: Any, tmp_path: Path) -> None:
     digits = at.run("digits", "run.rounds=1")
-    assert "was not trained on a table" in at.refused("predict", str(digits), "new.csv")
+    assert "keeps no preprocessing of a table: its dataset is digits" in at.refused("predict", str(digits), "new.csv")
     copy = tmp_path / "copy"
     shutil.copytree(run("fedavg"), copy)
     (copy / "preprocess.json").write_text((copy / "preprocess.json").read_text().replace("yes", "yea"))
@@ -179,3 +183,25 @@ def test_numbers_are_predicted_in_their_own_units(at: Terminal, home: Path) -> N
     at.done("run", "line.toml", *(part for part in own if not part.startswith("data.client")), "run.rounds=60")
     told = at.done("predict", "runs/line", "line.csv", "--json").json()["rows"]
     np.testing.assert_allclose([row["cost"] for row in told], 1000 + 500 * x, atol=100)
+
+
+def test_tables_of_runs_before_are_read_as_they_were(at: Terminal, run: Any, home: Path) -> None:
+    """What a run of the version before has written has no word of dates and identifiers, and keeps its fingerprint."""
+    settings = config.read_run(run("fedavg"))
+    assert settings["data"]["dates"] == "days"
+    assert config.build(settings)[0].fingerprint == config.build(config.read("wards.toml", NAMED))[0].fingerprint
+    later = ("missing", "missing_words", "dates", "identifiers", "separator", "decimal")
+    (home / "plain.csv").write_text(
+        "x,seen,who,died\n" + "".join(f"{i},2026-01-0{i % 7 + 1},{i % 2},{i % 3}\n" for i in range(40))
+    )
+    plain = ("data.path=plain.csv", "data.client=who", "data.separator=,", "data.decimal=.", "data.missing=refuse")
+    at.done("run", "wards.toml", *plain, "clients.count=2", "run.name=older")
+    path = home / "runs/older/config.toml"
+    lines = [line for line in path.read_text().splitlines() if line.partition(" =")[0] not in later]
+    path.write_text("\n".join(lines) + "\n")
+    older = config.read_run(home / "runs/older")
+    assert (older["data"]["dates"], older["data"]["identifiers"]) == ("words", "keep")
+    built, _, complete = config.build(older)
+    assert built.population.inputs.shape[1] == 8  # x, and an indicator for each of seven days
+    without = {name: value for name, value in complete["data"].items() if name not in later}
+    assert config.fingerprint(complete) == config.fingerprint(complete | {"data": without})

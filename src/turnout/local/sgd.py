@@ -181,7 +181,7 @@ class LocalSGD(Exchange):
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """Replace numbers, by arrays over clients or one client's scalars; `modifiers.0.mu` is of the first modifier."""
+        """Replace numbers, by arrays over clients or scalars; `modifiers.0.mu` is its first one."""
         if not options:
             return self
         bound = copy.copy(self)

@@ -123,7 +123,8 @@ class Served:
     def table_fitted(self) -> Preprocess:
         if self.fitted is None:
             data = self.settings.get("data", {}).get("name")
-            raise UserError(f"{self.folder} was not trained on a table with names of columns: its dataset is {data}")
+            why = f"its dataset is {data}, or it is a run of an earlier version"
+            raise UserError(f"{self.folder} keeps no preprocessing of a table: {why}")
         return self.fitted
 
     def table(self, path: Path | str) -> dict[str, Column]:
