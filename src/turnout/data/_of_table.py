@@ -21,6 +21,7 @@ Missing = str | Mapping[str, str]
 Dates = Literal["days", "parts", "words"]
 Ids = Literal["drop", "keep"]
 Aim = Literal["auto", "classification", "regression"]
+OTHERS = "*"  # in place of a column, for the way of all that are not named
 FEW_CLASSES = 20  # numbers that are taken for classes however few rows have each
 MANY_CLASSES = 100  # words that are taken for classes only where
 ROWS_A_CLASS = 10  # so many rows have each
@@ -45,7 +46,8 @@ class Asked:
 
     def way(self, name: str) -> str:
         """How cells of a column that say nothing are treated."""
-        return self.missing if isinstance(self.missing, str) else self.missing.get(name, "refuse")
+        given = self.missing
+        return given if isinstance(given, str) else given.get(name, given.get(OTHERS, "refuse"))
 
     def check(self, dataset: str, columns: Mapping[str, Column]) -> None:
         for name in (*self.targets, *([self.client] if self.client else []), *self.ignored):
@@ -54,7 +56,7 @@ class Asked:
         if isinstance(self.missing, str) and self.missing not in WAYS:
             raise unknown(f"dataset {dataset}: option missing", self.missing, WAYS)
         for name in () if isinstance(self.missing, str) else self.missing:
-            if name not in columns:
+            if name not in columns and name != OTHERS:
                 raise unknown(f"dataset {dataset}: missing, for the column", name, columns)
 
 
@@ -201,7 +203,8 @@ def _task(goals: Sequence[Column], asked: Asked, said: list[str]) -> str:
 def _fitted(column: Column, asked: Asked, used: bool, left_out: bool, train: BoolArray) -> Fitted:
     if used:
         way = asked.way(column.name)
-        if isinstance(asked.missing, str) and way not in ("refuse", "drop") and not column.missing.any():
+        own = not isinstance(asked.missing, str) and column.name in asked.missing
+        if not own and way not in ("refuse", "drop") and not column.missing.any():
             wordy = column.kind(asked.dates != "words") == "category"
             way = "refuse" if wordy else "mean" if way == "flag" else way  # nothing could be learnt of a flag
         return fit(column, way, asked.dates, train)
