@@ -92,6 +92,7 @@ def _clients(run: Recorded, fitted: Preprocess | None) -> list[str]:
         rows.append([*cells, *([_number(served.get(i))] if measure else [])])
     more = [] if len(rows) <= _ROWS else ["", f"The first {_ROWS} of {len(rows)}; `clients.parquet` has all."]
     how = {"own models": "Each client is served a model of its own.", "shared": "All are served the same model."}
+    how |= dict.fromkeys(("own rules", "too many", "far away"), "Each client is served by a model or rule of its own.")
     told = how.get(run.summary.get("served", ""), "")
     return [*([told, ""] if told else []), *_grid(header, rows[:_ROWS]), *more]
 

@@ -108,7 +108,8 @@ class Served:
         path = self._home / PERSONAL
         if self.by != "own models" or not path.exists():
             why = _NOT_KEPT.get(self.by, "all its clients are served the same model")
-            raise UserError(f"{self.folder} has no models of clients: {why}")
+            hint = "" if self.by == "shared" else "; --shared takes the model of all"
+            raise UserError(f"{self.folder} has no models of clients: {why}{hint}")
         return read_tensors(path)
 
     @property
