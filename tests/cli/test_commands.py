@@ -168,7 +168,7 @@ def test_run_folder(terminal: Terminal) -> None:
     folder = terminal.run("a")
     assert {path.name for path in folder.iterdir()} == {
         "config.toml", "plan.json", "history", "jobs", "checkpoints", "clients.parquet", "model.safetensors",
-        "result.json", "log.txt", "report.html", "manifest.json",
+        "result.json", "log.txt", "report.html", "manifest.json", "model_card.md",
     }  # fmt: skip
     served = pq.read_table(folder / "clients.parquet")
     assert served.column("client").to_pylist() == list(range(100))

@@ -77,7 +77,7 @@ def test_refused(terminal: Terminal, run: Path) -> None:
     def sentence(*words: str) -> str:
         return terminal.refused("unlearn", "runs/tracked", *words)
 
-    assert "client 9 is not in the population of 6 clients" in sentence("--client", "9")
+    assert "there is no client 9; give a number from 0 to 5" in sentence("--client", "9")
     assert "nobody would remain" in sentence(*(word for client in range(6) for word in ("--client", str(client))))
     assert sentence("--client", "1", "--sigma", "-1") == "unlearning.sigma: -1.0 must be at least 0 and finite"
     assert sentence("--client", "1", "--delta", "2") == "unlearning.delta: 2.0 must be above 0 and below 1"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography import x509
@@ -24,10 +25,11 @@ from typer.testing import CliRunner
 
 from turnout import Population, Ragged, UserError
 from turnout.cli.commands import app
+from turnout.clients.origin import Origin
 from turnout.config import config
 from turnout.deploy import client, keys, server
 from turnout.deploy.client import Memory
-from turnout.deploy.folder import prepare, read_clients, read_outline, read_shard, write_outline, write_shard
+from turnout.deploy.folder import Enrolment, prepare, read_clients, read_outline, read_shard, write_outline, write_shard
 from turnout.deploy.link import Child, birth, descendants, stop_all
 from turnout.record.run_folder import reseal
 
@@ -74,6 +76,18 @@ def test_each_machine_gets_its_own_and_nothing_else(folder: Path) -> None:
     assert not list((folder / "server").glob("shard*"))
     for secret in (folder / "server" / "link.key", *(folder / "clients").glob("*/node.key")):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_clients_are_enrolled_by_the_names_of_the_data(tmp_path: Path) -> None:
+    rows = Ragged.from_rows([[0, 1], [2, 3]])
+    names = ["Lyon", 'O"slo']
+    people = Population(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), rows, origin=Origin(np.array(names)))
+    prepare(tmp_path / "all", people, 2, "", ["127.0.0.1"], False)
+    path = tmp_path / "all/server/clients.toml"
+    assert [enrolled.name for enrolled in read_clients(path)] == names
+    assert Enrolment(path).columns()["origin"].names.tolist() == names
+    path.write_text(path.read_text().replace('name = "Lyon"\n', ""))
+    assert "origin" not in Enrolment(path).columns()  # numbers for all where one has no name
 
 
 def test_the_authority_vouches_for_the_server_under_its_names_and_for_nobody_else(folder: Path) -> None:

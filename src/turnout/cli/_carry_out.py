@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from turnout.cli._command import INTERRUPTED, print_json, remark
-from turnout.cli._display import client_columns, err, failed, say, show_summary
+from turnout.cli._display import err, failed, say, show_summary
 from turnout.cli.report import leave_report
 from turnout.config import config
 from turnout.record.progress import Dashboard, ProgressBar
@@ -153,7 +153,7 @@ def carry_out(
     hint = ""
     if result.sensitivity is not None:
         hint = f"Last hash of what the run left, for turnout.trust.verify --head: {log_of(folder).head}"
-    show_end(folder, summary if as_json else {**summary, "clients": client_columns(result.audit)}, as_json, hint)
+    show_end(folder, summary if as_json else {**summary, "clients": result.audit.by_client()}, as_json, hint)
 
 
 def show_end(folder: Path, summary: dict[str, Any], as_json: bool, hint: str = "") -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from turnout.core.files import read_json
+from turnout.core.names import called, listed
 from turnout.core.statistics import OVER_CLIENTS
 from turnout.record.progress import duration
 
@@ -42,10 +44,6 @@ def show_table(
     for row in rows:
         table.add_row(*row)
     out.print(table)
-
-
-def client_columns(audit: Any) -> dict[str, list[float]]:
-    return {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
 
 
 def show_summary(folder: Path, summary: dict[str, Any]) -> None:
@@ -110,10 +108,14 @@ def _show_efficiency(found: dict[str, float], deadline: float | None) -> None:
     show_table(rows, title="How the clients' work was used", boxed=True)
 
 
-def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
+def _show_audit(audit: dict[str, Any], clients: dict[str, list[Any]]) -> None:
     failures = ", ".join(f"{count} {reason}" for reason, count in sorted(audit["failures"].items())) or "none"
+    heard, names = f"{audit['clients'] - audit['never_heard']} of {audit['clients']}", clients.get("name")
+    if names is not None and audit["never_heard"]:
+        pairs = zip(clients["intended"], clients["contributions"], strict=True)
+        heard += f", never: {listed(names, (i for i, (meant, used) in enumerate(pairs) if meant and not used), 8)}"
     rows = [
-        ("clients heard", f"{audit['clients'] - audit['never_heard']} of {audit['clients']}"),
+        ("clients heard", escape(heard)),
         ("updates used", str(audit["contributions"])),
         ("jobs that brought nothing", failures),
     ]
@@ -128,8 +130,11 @@ def _show_audit(audit: dict[str, Any], clients: dict[str, list[float]]) -> None:
         ]
         order = sorted(range(len(clients["intended"])), key=lambda i: clients["realised"][i] - clients["intended"][i])
         for label, picked in (("counted least", order[:3]), ("counted most", order[:-4:-1])):
-            shares = (f"{i} ({clients['realised'][i]:.4f} for {clients['intended'][i]:.4f})" for i in picked)
-            rows.append((label, ", ".join(shares)))
+            shares = (
+                f"{called(names, i, '{}')} ({clients['realised'][i]:.4f} for {clients['intended'][i]:.4f})"
+                for i in picked
+            )
+            rows.append((label, escape(", ".join(shares))))
     if set(audit["staleness"]) - {"0"}:
         rows.append(("staleness", ", ".join(f"{age}: {count}" for age, count in audit["staleness"].items())))
     for kind, count in audit["events"].items():

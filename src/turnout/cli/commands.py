@@ -1,5 +1,6 @@
 """The command line: `turnout demo | init | run | resume | plan | tune | sweep | compare | list | show | inspect |
-board | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+board | predict | export | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, a file a
+command, or a few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -30,6 +31,8 @@ COMMANDS = {  # where the function is, or the app of several
     "list": "names:list_names",
     "show": "names:show",
     "inspect": "report:inspect",
+    "predict": "use:predict",
+    "export": "use:export",
     "compare": "compare:compare_runs",
     "sweep": "compare:sweep_options",
     "attack": "attack:attack",

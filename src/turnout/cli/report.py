@@ -23,6 +23,7 @@ from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
 from turnout.report import page, read
 from turnout.run.experiment import Experiment
+from turnout.use import card
 
 MOST_DRAWN = 100  # silos of a map that can be read
 
@@ -74,10 +75,11 @@ def report(
 
 
 def leave_report(folder: Path, experiment: Experiment | None = None) -> None:
-    """At the end of a run; what goes wrong is said, and spoils nothing."""
+    """At the end of a run, with its card; what goes wrong is said, and spoils nothing."""
     try:
         if experiment is not None:
             draw_overlay(folder, experiment)
+        card.write(folder)
         page.write([read.recorded(folder)], folder / "report.html")
     except (UserError, OSError) as error:
         err.print(f"[yellow]no report:[/yellow] {escape(str(error))}", soft_wrap=True, highlight=False)

@@ -17,7 +17,7 @@ from turnout.cli._carry_out import (
     is_named,
     where,
 )
-from turnout.cli._command import Json, Overrides, Overwrite, RunFolder, Source
+from turnout.cli._command import Json, Overrides, Overwrite, RunFolder, Source, remark
 from turnout.cli._display import out
 from turnout.cli.flower import is_flower, resume_flower
 from turnout.config import config
@@ -89,4 +89,5 @@ def run_configuration(
     if folder is None:
         resume = resume and (Path(settings.folder) / settings.name / "config.toml").exists()
         settings, folder = where(settings, complete, overwrite or resume or is_named(overrides))
+        remark(f"data: {sentence}" for sentence in getattr(experiment.population.origin, "said", ()))
     carry_out(experiment, settings, complete, folder, overwrite, resume, as_json, watching)

@@ -15,6 +15,7 @@ from turnout.cli._display import err, out, say, show_table
 from turnout.cli.report import leave_report
 from turnout.config import config
 from turnout.core.errors import UserError
+from turnout.core.names import number_of
 from turnout.record.branch import stored_bytes
 from turnout.record.progress import ProgressBar, duration
 from turnout.record.run_folder import READ, check_is_run, examine, locked
@@ -32,7 +33,7 @@ def unlearn(
             metavar="RUN", help="The folder of a run; of one with unlearning.track=true, or --from-scratch."
         ),
     ],
-    client: Annotated[list[int], typer.Option(metavar="ID", help="Whom to forget; repeatable.")],
+    client: Annotated[list[str], typer.Option(metavar="NAME", help="Whom to forget, by name or number; repeatable.")],
     epsilon: Annotated[
         float | None, typer.Option(help="Of the promise; default: the run's unlearning.epsilon.")
     ] = None,
@@ -72,15 +73,17 @@ def unlearn(
             changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             experiment.unlearning = replace(experiment.unlearning, **changed)
         run = request.Run(folder, experiment, from_scratch)
+        people = experiment.population
+        whom = [number_of("--client", people.names, people.size, name) for name in client]
         stopping = stopping_of(run, rounds, target)
         if dry_run:
-            plan = request.plan(run, client)
+            plan = request.plan(run, whom)
             _dry_run(run, plan, cost(run, plan, stopping or experiment.stopping), as_json)
             return
         with ProgressBar(err) if err.is_terminal else nullcontext() as bar:
             certificate = request.unlearn(
                 run,
-                client,
+                whom,
                 noise_seed=noise_seed,
                 stopping=stopping,
                 checkpoint_every=settings.checkpoint_every,

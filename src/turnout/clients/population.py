@@ -21,11 +21,13 @@ from turnout.clients.behaviour import Behaviour
 from turnout.clients.devices import Devices, fixed
 from turnout.clients.links import Links
 from turnout.clients.memories import Memory
+from turnout.clients.origin import Origin
 from turnout.clients.power import Power
 from turnout.clients.streams import Stored, Stream, chosen, in_order
 from turnout.core import random, trees
 from turnout.core.allowed import OneOf, Range, Seconds, Share
 from turnout.core.errors import UserError, renamed, unknown
+from turnout.core.names import listed
 from turnout.core.ragged import Ragged
 from turnout.core.spelling import Spelt, spelt
 from turnout.core.trees import Tree
@@ -39,10 +41,6 @@ TESTS = OneOf(("split", "matched", "none"))
 Tested = Annotated[str, TESTS]  # where clients test
 UNSEEN = Range(least=0, below=1)  # share of the clients
 Fresh = Annotated[float | Sequence[int], Range(least=0, words="from 0 to 1, or the ids of clients")]
-
-
-def _some(ids: NDArray[np.integer], limit: int = 5) -> str:
-    return ", ".join(map(str, ids[:limit])) + (", ..." if len(ids) > limit else "")
 
 
 def _never_join(joined_at: FloatArray | None, fraction: float, clients: int, seed: int) -> FloatArray:
@@ -103,6 +101,7 @@ class Population(Spelt):
     power: Power | None = None  # what devices draw; None: nobody asks
     model_bytes: int | None = None  # size of a model on the wire, when it is not 4 or 8 bytes a parameter
     seed: int = 0  # of devices, links, availability and crashes: one world for every algorithm
+    origin: Origin | None = None  # what the data call them, and how a table became numbers
     dealt: Dealt | None = field(default=None, repr=False, compare=False)  # where a run's seed is to deal it
 
     def __post_init__(self) -> None:
@@ -115,7 +114,8 @@ class Population(Spelt):
         if len(self.train) == 0:
             raise UserError("population: it has no clients")
         if len(empty):
-            raise UserError(f"population: client {_some(empty)} has no training sample; choose another partition")
+            whose = f"client {listed(self.names, empty, 5)}"
+            raise UserError(f"population: {whose} has no training sample; choose another partition")
         samples, given = trees.rows(self.inputs), trees.rows(self.targets)
         if samples != given:
             raise UserError(f"population: {samples} inputs but {given} targets")
@@ -126,7 +126,7 @@ class Population(Spelt):
         for name, values in (("inputs", self.inputs), ("targets", self.targets)):
             if not trees.finite(values):
                 raise UserError(f"population: {name} contain NaN or infinity; clean the data first")
-        for name in ("joined_at", "left_at", "regions"):
+        for name in ("joined_at", "left_at", "regions", "names"):
             column = getattr(self, name)
             if column is not None and len(column) != self.size:
                 raise UserError(f"population.{name}: {len(column)} values for {self.size} clients")
@@ -246,6 +246,7 @@ class Population(Spelt):
             power=power,
             model_bytes=model_bytes,
             seed=seed,
+            origin=Origin.of(dataset, partition is PARTITIONS["natural"], len(rows)),
         )
 
     def _dealt_by(self, again: Callable[[int], Population]) -> Population:
@@ -311,6 +312,11 @@ class Population(Spelt):
     def size(self) -> int:
         """N."""
         return len(self.train)
+
+    @property
+    def names(self) -> NDArray[np.str_] | None:
+        """`[N]` what the data call them; None: they have numbers."""
+        return None if self.origin is None else self.origin.names
 
     @cached_property
     def declared(self) -> IntArray:

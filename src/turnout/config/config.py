@@ -6,7 +6,6 @@ Every section is the arguments of one constructor, so an option exists exactly i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,7 +52,7 @@ from turnout.task.task import Task
 
 __all__ = [
     "SECTIONS", "Brought", "ClientSettings", "RunSettings", "Settings", "apply", "as_toml", "build", "builtin_names",
-    "builtin_text", "fingerprint", "modernise", "presence", "read", "read_run", "toml",
+    "builtin_text", "fingerprint", "modernise", "module", "presence", "read", "read_run", "toml", "trained_task",
 ]  # fmt: skip
 
 
@@ -124,6 +123,16 @@ def build(
 def presence(settings: Settings) -> Availability:
     """Make who is there when, and nothing else of a configuration."""
     return _Sections.of(settings).presence(settings["clients"]["count"])
+
+
+def trained_task(settings: Settings) -> Task:
+    """Make the task of a finished run from its complete settings, without its data."""
+    sections = _Sections.of(settings)
+    name, given = sections.name("model"), sections.given["model"]
+    if "loss" in given:  # where it stood before
+        sections.given["task"].setdefault("loss", given.pop("loss"))
+    arguments, _ = make_task(sections.given["task"], "cross_entropy")
+    return Task(lambda: module(name, given), seed=int(settings.get("run", {}).get("seed", 0)), **arguments)
 
 
 @dataclass
@@ -239,7 +248,7 @@ class _Sections:
             known |= {"outputs": outputs, "classes": outputs}
         given |= {option: known[option] for option in options_of(function) if option in known and option not in given}
         self.complete["model"] = {"name": name, **check("model", function, given, set())[1]}
-        return Task(lambda: _module(name, function, given), seed=run.seed, **arguments)
+        return Task(lambda: module(name, given), seed=run.seed, **arguments)
 
     def algorithm(self, run: RunSettings, population: Population, task: Task, plan: Plan, local: LocalSGD) -> Any:
         """Make the method, with its parts."""
@@ -286,8 +295,9 @@ def _network(
     return {"network": network, "overlay": settings.choose(network, bits, computing, run.seed)}
 
 
-def _module(name: str, function: Callable[..., Any], options: Section) -> nn.Module:
+def module(name: str, options: Section) -> nn.Module:
     """Make a model, unless it takes more than there is room for."""
+    function = kinds.find("model", name)
     try:
         if name in MODELS:  # a look at its size, without its numbers
             with torch.device("meta"):

@@ -27,7 +27,11 @@ FREE = {
     "engine": ("address", "workers"),
 }
 # Options that came later, at the values that mean what a configuration without them does: it keeps its fingerprint.
-LATER: Settings = {"local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []}}
+LATER: Settings = {
+    "local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []},
+    "data": {"missing": "refuse", "missing_words": [], "dates": "words", "identifiers": "keep"},
+}
+LATER["data"] |= {"separator": ",", "decimal": "."}
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 

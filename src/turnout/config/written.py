@@ -18,6 +18,7 @@ from turnout.config.settings import FREE, LATER, SECTIONS, Settings
 from turnout.core.errors import UserError, unknown
 
 FORMER = "local as it was"  # beside the sections of a run's own configuration: what it wrote
+_TABLES = ("csv_table", "parquet", "centres")  # whose dates and identifiers were words and numbers like others
 _BUILT_IN = resources.files("turnout.config") / "builtin"
 
 
@@ -41,8 +42,11 @@ def read_run(folder: Path, overrides: list[str] | None = None) -> Settings:
 
 
 def modernise(settings: Settings) -> Settings:
-    """Write settings of version 0.1 as they are written now."""
-    return settings | ({"local": modifiers.modernise(settings["local"])} if "local" in settings else {})
+    """Write complete settings of an earlier version as they are written now."""
+    found = settings | ({"local": modifiers.modernise(settings["local"])} if "local" in settings else {})
+    if settings.get("data", {}).get("name") in _TABLES and "dates" not in settings["data"]:
+        found["data"] = settings["data"] | {name: LATER["data"][name] for name in ("dates", "identifiers")}
+    return found
 
 
 def _overridden(settings: Settings, overrides: list[str] | None) -> Settings:
@@ -130,7 +134,7 @@ def fingerprint(complete: Settings) -> str:
 
 def _counts(section: str, name: str, value: Any) -> bool:
     """Say whether an option names a configuration: it does not where it came later and is as if it were not there."""
-    later = LATER.get(section, {})
+    later, value = LATER.get(section, {}), [*value] if isinstance(value, tuple) else value
     return name not in FREE.get(section, ()) and not (name in later and value == later[name])
 
 
@@ -156,13 +160,13 @@ def _value(value: Any) -> str:
         return repr(value)  # also nan, inf and -inf
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return _text(str(value))
+    return quoted(str(value))
 
 
 def _key(name: str) -> str:
-    return name if name.isascii() and name.isidentifier() else _text(name)
+    return name if name.isascii() and name.isidentifier() else quoted(name)
 
 
-def _text(text: str) -> str:
+def quoted(text: str) -> str:
     """JSON's escapes are TOML's too, except that TOML wants one character more of them."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,14 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.errors import UserError
 from turnout.core.spelling import spelt
-from turnout.data import csv_table
+from turnout.data._columns import Decimal, of_cells
+from turnout.data._of_table import Aim, Asked, Dates, Ids, Missing, made
 from turnout.data.dataset import Dataset
 from turnout.data.prepare import Held, Scaling, from_arrays
 from turnout.data.readers import path_of, read_numpy, read_table
@@ -26,8 +27,14 @@ def load(
     *,
     path: str | Path,  # of the folder with a file or folder for each centre
     target: str | None = None,  # column that is predicted, where centres have CSV files
-    task: Literal["classification", "regression"] = "classification",  # of CSV files: a class, or a number
+    task: Aim = "auto",  # of CSV files: classification, regression, or auto: what the target looks like
     drop: Sequence[str] = (),  # columns of CSV files that are left out
+    missing: Missing = "refuse",  # cells that say nothing: refuse drop mean median zero flag; or a way for each column
+    missing_words: Sequence[str] = (),  # cells that say nothing, beside empty ones, ?, NA, null
+    dates: Dates = "days",  # days: since the first one; parts: year, month, day, weekday; words: as any others
+    identifiers: Ids = "drop",  # columns that number or name the rows: drop, aloud, or keep
+    separator: str = ",",  # between cells of CSV files
+    decimal: Decimal = ".",  # sign before the decimals
     normalise: Scaling = "standard",  # inputs of CSV files: standard (mean 0, sd 1), minmax (0 to 1) or none
     test_fraction: Held = 0.2,  # share of each centre's samples that is the central test set, of CSV files
     seed: int = 0,  # of the choice of test samples
@@ -48,7 +55,12 @@ def load(
     if kinds == {".csv"}:
         if target is None:
             raise UserError("dataset centres: option target is needed for CSV files: the column that is predicted")
-        return csv_table.made("centres", _table(centres), target, CENTRE, task, drop, normalise, test_fraction, seed)
+        rows = of_cells(_table(centres, separator), decimal, missing_words)
+        read = {"separator": separator, "decimal": decimal, "missing_words": [*missing_words]}
+        asked = Asked(
+            [target], target, CENTRE, task, drop, missing, dates, identifiers, normalise, test_fraction, seed, read
+        )
+        return made("centres", rows, asked)
     if ".csv" in kinds or len(kinds) > 1:
         raise UserError(f"dataset centres: {root} mixes {' and '.join(sorted(kinds))} files; give all centres one kind")
     if target is not None:
@@ -62,9 +74,11 @@ def _files(place: Path) -> list[Path]:
     return [file for file in files if file.suffix in (".csv", ".npz", ".npy") and file.is_file()]
 
 
-def _table(centres: dict[str, list[Path]]) -> Any:
+def _table(centres: dict[str, list[Path]], separator: str) -> Any:
     """All rows, with the centre of each as one more column."""
-    parts = [(name, read_table("centres", file)) for name, files in centres.items() for file in files]
+    parts = [
+        (name, read_table("centres", file, separator=separator)) for name, files in centres.items() for file in files
+    ]
     first = parts[0][1]
     rows, lines = list[list[str]](), list[int]()
     for name, part in parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from turnout.core.errors import UserError, unknown
 from turnout.core.spelling import spelt
+from turnout.data._columns import of_arrays
+from turnout.data._of_table import Aim, Asked, Dates, Ids, Missing, made
 from turnout.data.dataset import Dataset
-from turnout.data.prepare import Held, Scaling, numbered, table
+from turnout.data.prepare import Held, Scaling
 from turnout.data.readers import path_of, require
 
 Columns = dict[str, NDArray[Any]]
@@ -27,13 +29,17 @@ def load(
     target: str,  # column that is predicted
     client: str | None = None,  # column or folder `client=...` that says whose a row is; none: each file is a client
     inputs: Sequence[str] | None = None,  # columns that are the features; none: all others
-    task: Literal["classification", "regression"] = "classification",  # whether the target is a class or a number
+    task: Aim = "auto",  # classification, regression, or auto: what the target looks like
+    missing: Missing = "refuse",  # nulls and NaN: refuse drop mean median zero flag; or a way for each column
+    dates: Dates = "days",  # days: since the first one; parts: year, month, day, weekday; words: as any others
+    identifiers: Ids = "drop",  # columns that number or name the rows: drop, aloud, or keep
     normalise: Scaling = "standard",  # inputs by the training rows: standard (mean 0, sd 1), minmax (0 to 1) or none
     test_fraction: Held = 0.2,  # share of the samples that is the central test set
     seed: int = 0,  # of the choice of test samples
 ) -> Dataset:
-    """Columns of numbers, and of lists of one length of them, side by side. Folders named `column=value` are columns,
-    which are features where `inputs` names them, or `client` another.
+    """Columns of numbers and dates, and of lists of one length of numbers, side by side, then one indicator a word of
+    columns of words. Folders named `column=value` are columns, which are features where `inputs` names them, or
+    `client` another.
 
     The test set takes its share of every client. Facts: `features`, `classes`, and `clients` by number.
     """
@@ -41,34 +47,24 @@ def load(
     files = sorted(place.rglob("*.parquet")) if os.path.isdir(place) else [place]
     if not files or not os.path.isfile(files[0]):
         raise UserError(f"dataset parquet: path={place} is neither a Parquet file nor a folder of them")
-    columns, owners, said = _columns(place, files)
-    others = {target, client} if client else {target, *said}  # what folders say of a file says whose it is
-    names = [name for name in columns if name not in others] if inputs is None else list(inputs)
-    for name in (target, *([client] if client else []), *names):
-        if name not in columns:
-            raise unknown("dataset parquet: column", name, columns)
-    if not names:
-        raise UserError(f"dataset parquet: {place} has no column left to be a feature")
-    features, parts = list[str](), list[NDArray[np.float64]]()
-    for name in names:
-        part = _wide(name, columns[name])
-        features += [name] if columns[name].ndim == 1 else [f"{name}[{place}]" for place in range(part.shape[1])]
-        parts.append(part)
-    groups, clients = numbered(columns[client] if client else owners)
-    facts: dict[str, object] = {"features": features, "clients": clients}
-    targets: NDArray[Any] = columns[target]
-    if task == "classification":
-        if targets.ndim != 1:
-            raise UserError(f"dataset parquet: target {target} holds lists; classes are one value a row")
-        targets, facts["classes"] = numbered(targets)
-    else:
-        targets = _wide(target, targets)
-    classes = int(targets.max()) + 1 if task == "classification" else None
-    x = np.concatenate(parts, axis=1)
-    return table("parquet", x, targets, classes, normalise, test_fraction, seed, groups, facts)
+    arrays, owners, said = columns_of(place, files)
+    for name in (target, *([client] if client else []), *(inputs or ())):
+        if name not in arrays:
+            raise unknown("dataset parquet: column", name, arrays)
+    others = {client} if client else said  # what folders say of a file says whose it is
+    ignored = [name for name in arrays if name != target and (name in others if inputs is None else name not in inputs)]
+    of = f"dataset parquet: {place}"
+    found = of_arrays(of, arrays)
+    owner = None if client else of_arrays(of, {"file": owners})["file"][0]
+    goals = [one.name for one in found.pop(target)] if arrays[target].ndim > 1 else [target]
+    columns = {one.name: one for name in (inputs or found) if name in found for one in found[name]}
+    columns |= {one.name: one for own in of_arrays(of, arrays).values() for one in own if one.name not in columns}
+    left = [one.name for name in ignored for one in found[name] if name != client]
+    asked = Asked(goals, target, client, task, left, missing, dates, identifiers, normalise, test_fraction, seed)
+    return made("parquet", columns, asked, owner)
 
 
-def _columns(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any], set[str]]:
+def columns_of(place: Path, files: list[Path]) -> tuple[Columns, NDArray[Any], set[str]]:
     """All files one after another, with what the names of their folders say; of which file each row is, and the columns
     that are names of folders."""
     read = require("parquet", "pyarrow.parquet", "pyarrow").ParquetFile
@@ -124,25 +120,22 @@ def _check_same(file: Path, name: str, word: str, column: NDArray[Any] | None) -
 
 
 def _values(file: Path, name: str, column: Any) -> NDArray[Any]:
-    """One column, `[rows]` or, of lists of one length, `[rows, length]`; nothing in it is missing."""
-    if column.null_count:
-        raise UserError(f"dataset parquet: {file}: column {name} has {column.null_count} missing values")
+    """One column, `[rows]` or, of lists of one length, `[rows, length]`: NaN, or an empty word, where nothing is."""
+    types = require("parquet", "pyarrow", "pyarrow").types
+    if types.is_temporal(column.type) and not types.is_time(column.type) and not types.is_duration(column.type):
+        moments = column.to_numpy().astype("datetime64[us]")
+        return np.where(np.isnat(moments), "", np.datetime_as_string(moments))
     array: NDArray[Any] = column.to_numpy()
-    if array.dtype != object or (len(array) and isinstance(array[0], str)):
-        return array.astype(str) if array.dtype == object else array
+    if array.dtype != object:
+        return array
+    known = [value for value in array if value is not None]
+    if all(isinstance(value, str) for value in known):
+        return np.array(["" if value is None else value for value in array], np.str_)
+    if all(isinstance(value, bool) for value in known):
+        return np.array([np.nan if value is None else float(value) for value in array])
     try:
         return np.stack([np.asarray(value, np.float64) for value in array])
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"dataset parquet: {file}: column {name} holds neither numbers, words nor lists of one length"
+            f"dataset parquet: {file}: column {name} holds neither numbers, words, dates nor lists of one length"
         ) from error
-
-
-def _wide(name: str, column: NDArray[Any]) -> NDArray[np.float64]:
-    """`[rows, width]` numbers, all finite."""
-    if column.dtype.kind not in "fiub":
-        raise UserError(f"dataset parquet: column {name} holds words; make it numeric, or choose others with inputs")
-    values = column.reshape(len(column), -1).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise UserError(f"dataset parquet: column {name} holds NaN or infinity; clean the data first")
-    return values

@@ -75,13 +75,13 @@ def table(
         classes = np.zeros(len(inputs), np.int64) if num_classes is None else targets
         strata = classes if groups is None else groups
     train, test = hold_out(strata, test_fraction, seed)
-    offset, scale = _scaling(inputs[train], normalise)
+    offset, scale = scaling(inputs[train], normalise)
     if indicators:
         offset[-indicators:], scale[-indicators:] = 0, 1
     inputs = (inputs - offset) / scale
     facts = dict(facts or {})
     if num_classes is None and scale_targets:
-        offset, scale = _scaling(targets[train], normalise)
+        offset, scale = scaling(targets[train], normalise)
         targets = (targets - offset) / scale
         facts |= {"target_offset": offset, "target_scale": scale}
     labels = targets.astype(np.float32 if num_classes is None else np.int64)
@@ -106,7 +106,7 @@ def parted(
     return Dataset(dataset, x[train], y[train], num_classes, test_x, test_y, owner, test_owner, facts)
 
 
-def _scaling(values: FloatArray, normalise: Scaling) -> tuple[FloatArray, FloatArray]:
+def scaling(values: FloatArray, normalise: Scaling) -> tuple[FloatArray, FloatArray]:
     """Offset and scale of every column; a constant column is only shifted."""
     if normalise == "standard":
         offset, scale = values.mean(axis=0), values.std(axis=0)

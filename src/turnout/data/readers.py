@@ -238,15 +238,26 @@ def is_number(word: str) -> bool:
     return True
 
 
-def read_table(dataset: str, path: Path, header: Sequence[str] | None = None, spaces: bool = False) -> Table:
+def read_table(
+    dataset: str, path: Path, header: Sequence[str] | None = None, spaces: bool = False, separator: str = ","
+) -> Table:
     """A CSV file, or one of words between spaces; its first line names the columns unless `header` does."""
+    if len(separator) != 1 or separator in '\r\n"':
+        raise UserError(
+            f"dataset {dataset}: option separator={separator!r} should be one character, such as ; or a tab"
+        )
     text = io.StringIO(read_text(dataset, path), newline="")
-    reader = csv.reader((" ".join(line.split()) for line in text), delimiter=" ") if spaces else csv.reader(text)
+    words = (" ".join(line.split()) for line in text) if spaces else text
+    reader = csv.reader(words, delimiter=" " if spaces else separator)
     try:
         numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except csv.Error as error:
         raise UserError(f"dataset {dataset}: {path} line {reader.line_num} is not CSV: {error}") from error
     names = list(header) if header is not None else numbered.pop(0)[1] if numbered else []
+    if len(names) == 1 and header is None:
+        for other in filter(names[0].__contains__, ";\t|"):
+            told = f"one column, {names[0][:60]!r}; if {other!r} stands between cells, say so: separator={other!r}"
+            raise UserError(f"dataset {dataset}: {path} has {told}")
     if not numbered:
         raise UserError(f"dataset {dataset}: {path} holds no rows")
     if len(set(names)) < len(names):

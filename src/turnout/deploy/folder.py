@@ -34,7 +34,9 @@ import numpy as np
 import torch
 
 from turnout.clients.availability import Always
+from turnout.clients.origin import Origin
 from turnout.clients.population import Population
+from turnout.config.written import quoted
 from turnout.core import trees
 from turnout.core.errors import UserError
 from turnout.core.files import write_tensors, write_text
@@ -73,7 +75,8 @@ def prepare(
         counts = {name: len(rows) for name, rows in _rows(population, client).items()}
         held_out = counts if data else {}  # who brings data has its own
         key, test, validation = keys.make_node_key(own / "node.key"), held_out.get("test"), held_out.get("validation")
-        enrolled.append(Enrolled(key, counts["train"], region, True, test, validation))
+        name = None if population.names is None else str(population.names[client])
+        enrolled.append(Enrolled(key, counts["train"], region, True, test, validation, name))
         shutil.copy(server / "ca.pem", own / "ca.pem")
         write_text(own / "config.toml", configuration)
         if data:
@@ -96,6 +99,7 @@ class Enrolled:
     member: bool = True
     test: int | None = None
     validation: int | None = None
+    name: str | None = None  # what the data call it
 
     @property
     def splits(self) -> dict[str, int | None]:
@@ -103,13 +107,15 @@ class Enrolled:
         return {"train": self.samples, "test": self.test, "validation": self.validation}
 
 
-_TYPES = {"id": int, "key": str, "samples": int, "test": int, "validation": int, "region": int, "member": bool}
+_TYPES = {"id": int, "name": str, "key": str, "member": bool}
+_TYPES |= dict.fromkeys(("samples", "test", "validation", "region"), int)
 
 
 def write_clients(path: Path, clients: list[Enrolled]) -> None:
     lines = []
     for number, client in enumerate(clients):
         lines += ["[[client]]", f"id = {number}", f'key = "{client.key}"', f"samples = {client.samples}"]
+        lines += [] if client.name is None else [f"name = {quoted(client.name)}"]
         optional = {"test": client.test, "validation": client.validation, "region": client.region}
         lines += [f"{name} = {value}" for name, value in optional.items() if value is not None]
         lines += [f"member = {'true' if client.member else 'false'}", ""]
@@ -166,7 +172,9 @@ class Enrolment:
         regions = [client.region for client in self.clients]
         if None in regions and any(region is not None for region in regions):
             raise UserError(f"{self.path.name}: some clients have a region and some have none")
-        return nobody(len(regions)) | ({} if None in regions else {"regions": np.array(regions, np.int64)})
+        names = [client.name for client in self.clients]
+        known = {} if None in names else {"origin": Origin(np.array(names, np.str_))}
+        return nobody(len(regions)) | known | ({} if None in regions else {"regions": np.array(regions, np.int64)})
 
 
 # -- data -------------------------------------------------------------------------------------------------------

@@ -203,6 +203,20 @@ class Evaluator:
                 name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
             }
 
+    @torch.no_grad()
+    def models(self, personal: Personal, model: Tensor, store: ClientStore) -> Tensor:
+        """Give `[len(clients), P]` the model that each client serves."""
+        work, cohort = personal.work, self.cohort
+        limit = max(1, cohort.plan.clients_a_call(cohort.task, work, self._prepared_bytes(personal)))
+        found = []
+        for start in range(0, len(self.clients), limit):
+            clients = self.clients[start : start + limit]
+            picked = self._prepared(personal, model, store, clients)
+            for row in range(len(clients)):
+                state = {name: values[row] for name, values in picked.items()}
+                found.append(job.serves(work, cohort.task, model, state))
+        return torch.stack(found)
+
     def _served(
         self, personal: Personal, model: Tensor, store: ClientStore, client: int, rows: Tensor
     ) -> dict[str, float]:

@@ -44,8 +44,8 @@ class ClusterModel(Untrained):
     def prepare(self, task: Task, received: Tensor, state: Named, data: ClientData) -> Named:
         return {"cluster": best(task, self.models, data)}
 
-    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        return task.outputs(pick(self.models, state["cluster"]), inputs)
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        return pick(self.models, state["cluster"])
 
 
 @dataclass(frozen=True)

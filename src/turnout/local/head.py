@@ -102,8 +102,8 @@ class HeadSGD(LocalSGD):
         delta = torch.where(self.mask(task, params), 0.0, params - received)
         return {"delta": delta}, {"head": self.head_of(task, params), "started": torch.ones_like(state["started"])}
 
-    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        return task.outputs(self.joined(task, received, state), inputs)
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        return self.joined(task, received, state)
 
 
 def _last_linear(task: Task) -> str:

@@ -103,8 +103,21 @@ def prepare(work: LocalSGD, task: Task, received: Tensor, state: Named, data: Cl
 
 def predict(work: LocalSGD, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
     """Compute what a client serves, as `LocalSGD.predict`, with the normalisation layers that it has of its own."""
-    served = state[SERVED] if SERVED in state else _joined(task, received, state, received)
-    return work.predict(task, served, state, inputs)
+    return work.predict(task, _served(task, received, state), state, inputs)
+
+
+def one_model(work: LocalSGD) -> bool:
+    """Say whether what clients serve are the outputs of one model each."""
+    return type(work).predict is LocalSGD.predict
+
+
+def serves(work: LocalSGD, task: Task, received: Tensor, state: Named) -> Tensor:
+    """Give the model `[P]` that a client serves, as `LocalSGD.serves`, with the layers that it has of its own."""
+    return work.serves(task, _served(task, received, state), state)
+
+
+def _served(task: Task, received: Tensor, state: Named) -> Tensor:
+    return state[SERVED] if SERVED in state else _joined(task, received, state, received)
 
 
 def _first(task: Task, received: Tensor, state: Named) -> Tensor:

@@ -33,8 +33,8 @@ class KeptModelSGD(LocalSGD):
     ) -> tuple[Named, Named]:
         return {"delta": params - received}, {"model": params, "started": torch.ones_like(state["started"])}
 
-    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        return task.outputs(self.own(received, state), inputs)
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        return self.own(received, state)
 
 
 @dataclass(frozen=True)
@@ -245,5 +245,5 @@ class InterpolatedSGD(KeptModelSGD):
         _, kept = super().finish(task, received, params, carry, state, data)
         return {"delta": shared - received}, kept | {"alpha": alpha}
 
-    def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        return task.outputs(torch.lerp(received, self.own(received, state), self.own_alpha(state)), inputs)
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        return torch.lerp(received, self.own(received, state), self.own_alpha(state))

@@ -181,8 +181,7 @@ class LocalSGD(Exchange):
         )
 
     def bind(self, options: Mapping[str, Any]) -> Self:
-        """Make the same work with some numbers replaced: by arrays over clients, or by one client's scalars. The number
-        `mu` of its first modifier is called `modifiers.0.mu`."""
+        """Replace numbers, by arrays over clients or scalars; `modifiers.0.mu` is its first one."""
         if not options:
             return self
         bound = copy.copy(self)
@@ -353,8 +352,7 @@ class LocalSGD(Exchange):
 
     def objective(self, task: Task, params: Tensor, batch: Batch) -> Tensor:
         """Compute the weighted mean loss of the batch."""
-        losses = task.losses(params, batch.inputs, batch.targets, batch.key)
-        return (losses * batch.weights).sum()
+        return (task.losses(params, batch.inputs, batch.targets, batch.key) * batch.weights).sum()
 
     def gradient(self, task: Task, params: Tensor, carry: Carry, batch: Batch) -> Tensor:
         """Differentiate the objective, `[P]`: the usual thing to override."""
@@ -393,6 +391,10 @@ class LocalSGD(Exchange):
         """Count the numbers that `prepare` and `predict` hold for a client of so many samples, beside its state."""
         return 0
 
+    def serves(self, task: Task, received: Tensor, state: Named) -> Tensor:
+        """Give the model `[P]` that this client serves: here the global one."""
+        return received
+
     def predict(self, task: Task, received: Tensor, state: Named, inputs: Tensor) -> Tensor:
-        """Compute what this client serves: here the global model."""
-        return task.outputs(received, inputs)
+        """Compute what this client answers, where that is more than the outputs of one model."""
+        return task.outputs(self.serves(task, received, state), inputs)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
+from turnout.core.names import called
 from turnout.core.random import FloatArray, IntArray
 from turnout.local.sgd import LocalSGD
 from turnout.peers.mixing import mixing_matrix
@@ -52,7 +53,7 @@ def over_own_links(people: Population) -> Network:
     latency = links.latencies(seed, ids)
     others = ~np.eye(people.size, dtype=np.bool_)
     return Network(
-        tuple(f"client {i}" for i in ids),
+        tuple(called(people.names, i) for i in ids),
         np.where(others, latency[:, None] + latency, 0.0),
         np.full(others.shape, np.inf),
         links.rates("up", seed, ids),

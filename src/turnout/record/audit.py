@@ -43,6 +43,7 @@ class Findings:
     events: dict[str, int]  # what else was logged, by kind: how many times
     event_clients: dict[str, int]  # of how many different clients, where it was of clients
     linear: bool  # False: weights are selection counts, the rule was not a weighted sum
+    names: NDArray[np.str_] | None = None  # of the clients, where they have some
 
     def as_dict(self) -> dict[str, Any]:
         """For scripts: everything but the per-client arrays."""
@@ -54,9 +55,15 @@ class Findings:
             "never_heard": len(self.never_heard),
             "ratio_min": float(np.nanmin(heard)) if len(heard) else None,
             "ratio_max": float(np.nanmax(heard)) if len(heard) else None,
-            **{name: value for name, value in vars(self).items() if not isinstance(value, np.ndarray)},
+            **{name: value for name, value in vars(self).items() if not isinstance(value, np.ndarray | None)},
             "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
         }
+
+    def by_client(self) -> dict[str, list[Any]]:
+        """What a person asks of each client: its name, if it has one, what it was meant to count, what it did, how
+        often."""
+        columns = {name: getattr(self, name).tolist() for name in ("intended", "realised", "contributions")}
+        return columns if self.names is None else {"name": self.names.tolist(), **columns}
 
 
 class Audit(Observer):
@@ -73,8 +80,10 @@ class Audit(Observer):
         self._concerned: dict[str, NDArray[np.bool_]] = {}  # by kind of event: [N] whom it was about
         self._rounds = 0
         self._linear = True
+        self._names: NDArray[np.str_] | None = None
 
     def on_start(self, server: Server) -> None:
+        self._names = server.population.names
         if not self._started:
             clients = server.population.size
             self._started = True
@@ -154,6 +163,7 @@ class Audit(Observer):
             events=self._events,
             event_clients={kind: int(clients.sum()) for kind, clients in self._concerned.items()},
             linear=self._linear,
+            names=self._names,
         )
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -25,7 +25,9 @@ class Log(Observer):
 
     def on_event(self, server: Server, event: Event) -> None:
         trace = str(event.facts.get(TRACEBACK, ""))
-        append_lines(self.path, [str(event), *(f"    {line}" for line in trace.splitlines())])
+        append_lines(
+            self.path, [event.told(server.whole_population.names), *(f"    {line}" for line in trace.splitlines())]
+        )
 
     on_path = on_event
 

@@ -55,7 +55,7 @@ class ProgressBar(Observer, AbstractContextManager["ProgressBar"]):
         self.on_round(server, stretch.last)
 
     def on_event(self, server: Server, event: Event) -> None:
-        self.bar.console.print(str(event), style="yellow", markup=False)
+        self.bar.console.print(event.told(server.whole_population.names), style="yellow", markup=False)
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
@@ -99,7 +99,7 @@ class Dashboard(Observer, AbstractContextManager["Dashboard"]):
         self._curve.append(measures.get(self._measure, math.nan))
 
     def on_event(self, server: Server, event: Event) -> None:
-        self._events.append(str(event))
+        self._events.append(event.told(server.whole_population.names))
 
     def on_round(self, server: Server, record: Round) -> None:
         self._arrived += int(record.facts["arrived"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from turnout.core.names import called, listed
 from turnout.core.random import FloatArray
 from turnout.core.statistics import without_round_off
 from turnout.record.views import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
@@ -87,12 +88,12 @@ def _people(run: Recorded) -> list[Block]:
     silent = np.flatnonzero((meant > 0) & (count == 0))
     found: list[Block] = []
     if len(silent):
-        some = ", ".join(map(str, silent[:40])) + (", …" if len(silent) > 40 else "")
-        found.append(Words(f"Never heard, though they were meant to count: {some}."))
+        found.append(Words(f"Never heard, though they were meant to count: {listed(run.names, silent)}."))
     top = float(max(meant.max(), got.max()))
     dots: dict[str, Any] = {"x": meant, "y": got, "type": "scatter", "mode": "markers", "name": "a client"}
     dots["marker"] = {"size": 7, "color": colour(0), "opacity": 0.7}
-    dots["text"] = [f"client {i}: {n} updates" for i, n in enumerate(count)] if len(meant) <= 5000 else None
+    told = (f"{called(run.names, i)}: {n} updates" for i, n in enumerate(count))
+    dots["text"] = [escape(text) for text in told] if len(meant) <= 5000 else None
     equal: dict[str, Any] = {"x": [0, top], "y": [0, top], "type": "scatter", "mode": "lines", "name": "as intended"}
     equal |= {"line": {"color": colour(6), "dash": "dash", "width": 1.5}, "hoverinfo": "skip"}
     axes = {"xaxis": axis_of("intended weight a round"), "yaxis": axis_of("realised weight a round")}

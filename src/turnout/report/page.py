@@ -20,7 +20,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.core.imports import missing
 from turnout.core.version import VERSION
-from turnout.record.run_folder import reseal
+from turnout.record.run_folder import CARD, reseal
 from turnout.report import audit, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
@@ -39,7 +39,7 @@ def write(runs: Sequence[Recorded], path: Path) -> Path:
         raise UserError(f"report: {path} exists and is not a report; name another file with --out")
     if not 1 <= len(runs) <= MOST:
         raise UserError(f"report: {len(runs)} runs; a page shows from 1 to {MOST}")
-    write_text(path, page(runs))
+    write_text(path, page(runs, home=path.resolve().parent))
     for run in runs:
         if path.resolve().parent == run.folder.resolve():
             reseal(run.folder, path.name)
@@ -50,14 +50,18 @@ def is_report(path: Path) -> bool:
     return MARK in path.read_text(encoding="utf-8", errors="replace")[:500]
 
 
-def page(runs: Sequence[Recorded], board: str = "") -> str:
-    """The file's text, which needs nothing else; or that of a page of a board, the address of whose folder is given:
-    it leads back there, and takes the library that draws charts from there."""
+def page(runs: Sequence[Recorded], board: str = "", home: Path | None = None) -> str:
+    """The file's text, which needs nothing else; in the folder of a run it links what is there, too. Or that of a page
+    of a board, the address of whose folder is given: it leads back there, and takes the library that draws charts from
+    there."""
     groups = read.settings(runs)
     names = read.labels(groups)
     found = [section for section in sections(groups, names) if section[2]]
     charts: list[Chart] = []
     lanes: list[dict[str, Any]] = []
+    links = [(f"#{anchor}", words) for anchor, words, _ in found]
+    if home is not None and len(runs) == 1 and home == runs[0].folder.resolve() and (home / CARD).exists():
+        links.append((CARD, "Model card"))
     body = "".join(_section(section, charts, lanes) for section in found)
     figures = [{"figure": chart.figure, "byRounds": chart.by_rounds} for chart in charts]
     return asset("page.html").format(
@@ -65,7 +69,7 @@ def page(runs: Sequence[Recorded], board: str = "") -> str:
         title=escape(names[0] if len(groups) == 1 else f"{len(runs)} runs compared"),
         subtitle=escape(_subtitle(groups)),
         style=asset("page.css"),
-        links="".join(f'<a href="#{anchor}">{escape(words)}</a>' for anchor, words, _ in found),
+        links="".join(f'<a href="{escape(place)}">{escape(words)}</a>' for place, words in links),
         body=body,
         version=VERSION,
         charts=_packed(_document(figures)),

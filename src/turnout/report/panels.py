@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from html import escape
 
 import numpy as np
 
 from turnout.core.files import read_json
+from turnout.core.names import called, listed
 from turnout.core.random import FloatArray
 from turnout.record.curves import COLOURS, GREY, INK
 from turnout.record.views import Column, Columns, axis_of, lines_of
@@ -34,7 +36,8 @@ def mixture(run: Recorded) -> list[Block]:
         order = np.lexsort((-rows.max(0), rows.argmax(0)))
         heat = {"z": rows[:, order], "type": "heatmap", "colorscale": "Cividis", "zmin": 0, "zmax": 1}
         heat |= {"y": [f"component {name}" for name in weights], "colorbar": {"title": {"text": "weight"}}}
-        heat |= {"text": [[f"client {i}" for i in clients["client"][order]]] * len(rows)} if rows.size < 5000 else {}
+        told = [escape(called(run.names, i)) for i in clients["client"][order]]
+        heat |= {"text": [told] * len(rows)} if rows.size < 5000 else {}
         axes = {"xaxis": axis_of("clients, by their main component"), "yaxis": {"automargin": True}}
         drawn = {"data": [heat], "layout": {**axes, "showlegend": False}}
         found.append(Chart("Mixture weights", drawn, "What each client is made of at the end: a column a client."))
@@ -106,7 +109,7 @@ def detectors(run: Recorded) -> list[Block]:
     clients, times = np.unique(table["client"][accused], return_counts=True)
     seen = np.bincount(table["client"])
     order = np.argsort(-times, kind="stable")[:10]
-    rows = [[f"client {clients[i]}", f"{times[i]:,}", f"{seen[clients[i]]:,}"] for i in order]
+    rows = [[called(run.names, clients[i]), f"{times[i]:,}", f"{seen[clients[i]]:,}"] for i in order]
     found: list[Block] = [Words(f"Detectors looked at {len(accused):,} updates: {words}.")]
     return found + ([Grid(["suspected most", "times", "of updates"], rows, "Detectors")] if rows else [])
 
@@ -127,7 +130,7 @@ def unlearning(run: Recorded) -> list[Block]:
         words = "; ".join(f"branch {branch} to round {cut}" for branch, cut in lineage)
         certificate = path.with_name(f"certificate{request}.json")
         proof = read_json(certificate) if certificate.exists() else {}
-        clients = ", ".join(map(str, entry["clients"]))
+        clients = listed(run.names, entry["clients"])
         again = str(done[request]["rounds"]) if request in done else "not yet"
         rows.append([str(request), clients, words, again, number(proof.get("guarantee", {}).get("epsilon"))])
     headers = ["request", "clients forgotten", "what is left", "rounds retrained", "epsilon"]

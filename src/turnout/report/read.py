@@ -97,6 +97,11 @@ class Recorded(Views):
         """A row an update that detectors looked at."""
         return self._table("detectors")
 
+    @cached_property
+    def names(self) -> list[str] | None:
+        """What the clients are called; None where they have numbers."""
+        return _document(self.folder / "names.json").get("clients")
+
     def clients(self) -> Columns:
         """A row a client, once the run is finished."""
         path = self.folder / "clients.parquet"

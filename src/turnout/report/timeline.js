@@ -40,6 +40,11 @@ function timelines(runs, colour) {
     draw();
   }
 
+  function label(row) { // as much of a client's name as there is room for
+    const name = run.names ? run.names[row] : String(run.rows[row]);
+    return name.length > 7 ? `${name.slice(0, 6)}…` : name;
+  }
+
   const x = (time) => LEFT + ((time - view.from) / (view.to - view.from)) * (width - LEFT);
   const y = (row) => TOP + ((row - view.top) / view.rows) * (height - TOP - BOTTOM);
 
@@ -176,7 +181,7 @@ function timelines(runs, colour) {
     const every = Math.max(1, Math.ceil(15 / tall));
     for (let row = Math.ceil(first / every) * every; row < last; row += every) {
       const place = y(row + 0.5) + 4;
-      if (place > TOP + 4 && place < height - BOTTOM + 4) pen.fillText(String(run.rows[row]), LEFT - 8, place);
+      if (place > TOP + 4 && place < height - BOTTOM + 4) pen.fillText(label(row), LEFT - 8, place);
     }
     pen.save();
     pen.translate(12, (height - BOTTOM) / 2);
@@ -278,7 +283,7 @@ function timelines(runs, colour) {
   }
 
   function said(row, at) {
-    const lines = [`client ${run.rows[row]}, ${at.toPrecision(6)} s`];
+    const lines = [`${run.names ? run.names[row] : `client ${run.rows[row]}`}, ${at.toPrecision(6)} s`];
     const slack = ((view.to - view.from) / (width - LEFT)) * 2;
     for (let i = run.first[row]; i < run.first[row + 1] && run.start[i] <= at + slack; i++) {
       const parts = [run.download_seconds[i], run.compute_seconds[i], run.upload_seconds[i]];

@@ -51,6 +51,7 @@ def timeline(run: Recorded, label: str, jobs: int = JOBS) -> dict[str, Any] | No
         "about": about + (f"; {remark}" if remark else "") + ".",
         "end": last,
         "rows": shown.astype(np.int32),
+        "names": None if run.names is None else [run.names[client] for client in shown],
         "first": np.searchsorted(rows, np.arange(len(shown) + 1)).astype(np.int32),  # job of each row
         "start": starts.astype(np.float32),
         **{name: table[name][kept].astype(np.float32) for name in PHASES},

@@ -14,13 +14,14 @@ from turnout.clients.population import Population
 from turnout.core.errors import RecordedError, UserError
 from turnout.core.files import as_json_text, write_durably, write_tensors, write_text
 from turnout.core.spelling import Spelt, spelt
+from turnout.data.preprocess import canonical
 from turnout.engine.plan import Plan
 from turnout.record.accounting import accountants
 from turnout.record.audit import Audit, Findings
 from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
 from turnout.record.log import Log, PlanFile
-from turnout.record.run_folder import RunFolder, examine, locked
+from turnout.record.run_folder import PERSONAL, RunFolder, examine, locked
 from turnout.record.sensitivity import Sensitivity, check_forgettable
 from turnout.record.signed import check_resumable, record_end
 from turnout.record.unlearning import Unlearning
@@ -30,10 +31,12 @@ from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Observer
 from turnout.server.privacy import Privacy
 from turnout.server.server import Server
+from turnout.server.serving import served_models, serves_own
 from turnout.server.simulation import Simulation
 from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.task import Task
 
+MOST_KEPT = 1 << 30  # bytes of models of clients that a run leaves behind
 _RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
 
 
@@ -258,6 +261,7 @@ def _execute(
         (run.path / "result.json").unlink(missing_ok=True)  # a run that goes on has none yet
         if configuration is not None:
             write_text(run.path / "config.toml", configuration)
+        _write_origin(experiment.population, run.path)
         plan_file.write(server)
         run.seal()
     try:
@@ -305,6 +309,33 @@ def _restore(server: Server, history: History, checkpoints: Checkpoints, remarks
     return checkpoints.every * (1 + len(passed_over))
 
 
+def _write_origin(people: Population, folder: Path) -> None:
+    """Keep what clients are called, and how their table became numbers: whoever uses the run needs no data for that."""
+    if people.names is not None:
+        write_text(folder / "names.json", as_json_text({"clients": people.names.tolist()}))
+    if people.origin is not None and people.origin.table is not None:
+        write_text(folder / "preprocess.json", canonical(people.origin.table))
+
+
+def _write_served(server: Server, folder: Path) -> dict[str, Any]:
+    """Keep the model that each client serves, of a table's run: predictions for new rows are theirs."""
+    people = server.whole_population
+    if people.origin is None or people.origin.table is None:
+        return {}
+    if not serves_own(server):
+        return {"served": "shared"}
+    if not isinstance(server, Simulation):
+        return {"served": "far away"}
+    if people.size * server.task.size * 4 > MOST_KEPT:
+        return {"served": "too many"}
+    models = served_models(server)
+    if models is None:
+        return {"served": "own rules"}
+    layers = {name: values.cpu().contiguous() for name, values in server.task.layers(models).items()}
+    write_tensors(folder / PERSONAL, layers)
+    return {"served": "own models"}
+
+
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -314,7 +345,5 @@ def _write_result(result: Result, folder: Path) -> None:
     write_tensors(folder / "model.safetensors", state)
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
-    audit = result.audit
-    columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
-    summary = {**result.summary(), "clients": columns}
+    summary = {**result.summary(), "clients": result.audit.by_client(), **_write_served(result.server, folder)}
     write_text(folder / "result.json", as_json_text(summary))

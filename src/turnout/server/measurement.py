@@ -118,6 +118,8 @@ class Measurement:
         first = next(iter(self.evaluators.values()))
         unseen = ~server.whole_population.joined(first.clients, server.now)
         table: dict[str, NDArray[Any]] = {"client": first.clients, "unseen": unseen}
+        if (names := server.whole_population.names) is not None:
+            table["name"] = names[first.clients]
         with server.cohort.all_threads(), torch.no_grad():
             for split, (_, measures, counts) in server.client_measures(server.output).items():
                 table |= {f"{split}_{name}": values for name, values in measures.items()}

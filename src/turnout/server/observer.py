@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from turnout.core.names import Names, called, listed
 
 if TYPE_CHECKING:
     from turnout.server.jobs import Job
@@ -41,6 +43,15 @@ class Event:
         return f"round {self.round}, {self.time:.6g} s: {self.kind.replace('_', ' ')}" + (
             f" ({facts})" if facts else ""
         )
+
+    def told(self, names: Names) -> str:
+        """Say it with the clients' names, where they have some."""
+        facts = dict(self.facts)
+        if names is not None and "client" in facts:
+            facts["client"] = called(names, facts["client"])
+        if names is not None and isinstance(facts.get("clients"), list):
+            facts["clients"] = listed(names, facts["clients"])
+        return str(replace(self, facts=facts))
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Reshape(nn.Module):
         transposed = len(given) > 1 and len(self.shape) > 1 and _squeezed(given) != _squeezed(self.shape)
         if math.prod(given) != math.prod(self.shape) or transposed:
             raise UserError(f"model: takes samples of shape {self.shape} or flat, got {given}; change data or model")
-        return x.reshape(len(x), *self.shape)
+        return x.reshape(x.shape[0], *self.shape)
 
     def extra_repr(self) -> str:
         return str(self.shape)
@@ -153,7 +153,7 @@ class LSTM(nn.Module):
         final = []
         for layer in range(self.layers):
             w_ih, w_hh, b_ih, b_hh = (getattr(self, f"{name}_l{layer}") for name in self.NAMES)
-            h = c = x.new_zeros(len(x), self.hidden)
+            h = c = x.new_zeros(x.shape[0], self.hidden)
             states = []
             for driven in F.linear(x, w_ih, b_ih + b_hh).unbind(1):  # the input's share of all steps in one product
                 i, f, g, o = (driven + h @ w_hh.T).chunk(4, dim=1)

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from turnout.core.names import Names, listed
 from turnout.record.unlearning import Unlearning
 
 Certificate = dict[str, Any]
@@ -124,10 +125,10 @@ def heuristic(found: Sequence[Assumption]) -> bool:
 # -- words and pages ----------------------------------------------------------------------------------------------
 
 
-def statement(certificate: Mapping[str, Any], found: Sequence[Assumption]) -> str:
+def statement(certificate: Mapping[str, Any], found: Sequence[Assumption], names: Names = None) -> str:
     """The certificate in words."""
     promise, budget = certificate["guarantee"], certificate["budget"]
-    clients = ", ".join(map(str, promise["clients"]))
+    clients = listed(names, promise["clients"], len(promise["clients"]))
     whom = f"client {clients}" if len(promise["clients"]) == 1 else f"clients {clients}"
     together = "" if len(promise["clients"]) == 1 else ", each alone" if promise["rule"] == "max" else ", together"
     epsilon = _number(promise["epsilon"])

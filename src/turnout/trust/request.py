@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from turnout.core.errors import UserError
 from turnout.core.files import as_json_text, read_json, remove_durably, sha256, write_durably, write_text
+from turnout.core.names import called
 from turnout.core.version import VERSION
 from turnout.record.branch import Cut, Models, Table, alive, read_model, write_model
-from turnout.record.run_folder import reseal, unseal
+from turnout.record.run_folder import PERSONAL, reseal, unseal
 from turnout.record.sensitivity import check_forgettable, read_table
 from turnout.record.signed import AuditLog, Entry, changes, files_left, log_of
 from turnout.record.unlearning import Unlearning
@@ -144,7 +146,7 @@ class Run:
         """Every file with parameters that is no part of the history left: models, and whole states of servers."""
         for branch in range(self.retrained + 1):
             home = self.home(branch)
-            yield from sorted((home / "checkpoints").glob("*"))
+            yield from sorted([*(home / "checkpoints").glob("*"), *home.glob(PERSONAL)])
             for path in sorted((home / "sensitivity" / "models").glob("*")):
                 if not (path.stem.isdigit() and alive(lineage, branch, int(path.stem))):
                     yield path
@@ -165,7 +167,8 @@ def plan(run: Run, clients: Sequence[int]) -> Rollback:
 
 def _unfinished(run: Run) -> UserError:
     assert run.pending is not None
-    names = " ".join(f"--client {client}" for client in run.pending["clients"])
+    whole = run.experiment.population.names
+    names = " ".join(f"--client {quote(called(whole, client, '{}'))}" for client in run.pending["clients"])
     names += " --from-scratch" if run.pending.get("from_scratch") else ""
     return UserError(f"unlearn: request {run.answered + 1} is not finished; go on with: {run.folder} {names}")
 
@@ -321,7 +324,7 @@ class _Request:
             "audit": before | after,
         }
         certificate: Certificate = json.loads(as_json_text(facts_of(self.number, steps, self.gone) | own))
-        certificate["statement"] = statement(certificate, found)
+        certificate["statement"] = statement(certificate, found, self.run.experiment.population.names)
         return {name: certificate[name] for name in _ORDER}
 
     def _certified(self, certificate: Certificate) -> dict[str, Any]:
