@@ -283,7 +283,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "local.report": ["loss"],
     "local.modifiers": ["sharpness_aware"],
     "task.loss": ["focal"],
-    "task.metrics": ["top_k", ["accuracy"]],
+    "task.metrics": ["top_k", ["accuracy"], "auc,log_loss"],
     "task.prepare": [["normalise"]],
     "task.augment": ["noise", ["noise"]],
     "task.batchnorm": ["averaged", "local"],

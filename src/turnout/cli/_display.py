@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Column, Table
 from turnout.core.files import read_json
 from turnout.core.statistics import OVER_CLIENTS
 from turnout.record.progress import duration
+from turnout.record.views import defined
 
 out, err = Console(), Console(stderr=True)
 
@@ -56,11 +58,11 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
     rows = [
-        (name.replace("_", " "), *(f"{measures[f'{name}{part}']:.4f}" for part in OVER_CLIENTS))
+        (defined(name, measures), *(_decimals(measures[f"{name}{part}"]) for part in OVER_CLIENTS))
         for name in sorted(measures)
         if f"{name}_mean" in measures
     ]
-    rows += [(name.replace("_", " "), f"{measures[name]:.4f}") for name in measures if name.startswith("central_")]
+    rows += [(name.replace("_", " "), _decimals(measures[name])) for name in measures if name.startswith("central_")]
     show_table(rows, ("measure", *OVER_CLIENTS.values()), "Over clients", boxed=True)
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
@@ -68,6 +70,10 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     show_paths(folder)
     if (folder / "report.html").exists():
         say(f"Report: {folder / 'report.html'}")
+
+
+def _decimals(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def show_paths(folder: Path) -> None:

@@ -87,7 +87,7 @@ def _combination(source: str, choices: dict[str, Values], values: Values, target
         overrides.append("engine.threads=1")  # runs share the cores, and their bits do not depend on how many there are
     experiment, _, complete = config.build(config.read(source, overrides))
     if target is not None:
-        target.check(experiment.task.metrics)
+        target.check(experiment.task.measured)
     return Combination(folder, overrides, _state(folder, config.as_toml(complete)))
 
 

@@ -89,6 +89,11 @@ class Result(Views):
         """Give the final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
         return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.output).items()}
 
+    def confusion(self) -> dict[str, Any] | None:
+        """Give the confusion matrix over all clients of test samples, `counts[right][chosen]`, where a measure of
+        classes of a whole set was asked for (`task.metrics=auc`); None elsewhere."""
+        return self.server._measurement.confusion(self.server)
+
     def rounds(self) -> Columns:
         """Give a row a round, as arrays by column; `frame()` is the same as a pandas data frame."""
         return self.history.rounds.read()
@@ -317,4 +322,6 @@ def _write_result(result: Result, folder: Path) -> None:
     audit = result.audit
     columns = {name: getattr(audit, name).tolist() for name in ("intended", "realised", "contributions")}
     summary = {**result.summary(), "clients": columns}
+    if (confusion := result.confusion()) is not None:
+        summary["confusion"] = confusion
     write_text(folder / "result.json", as_json_text(summary))

@@ -109,7 +109,9 @@ class Rounds:
         if not last and not server.evaluation.due(version, now, self.evaluated_at):
             return {}
         measures = server.evaluate()
-        if not all(np.isfinite(value) for name, value in measures.items() if name.endswith("_loss")):
+        of_sets = tuple(f"_{name}" for name in server.task.sets.names)  # which may be undefined
+        losses = (name for name in measures if name.endswith("_loss") and not name.endswith(of_sets))
+        if not all(np.isfinite(measures[name]) for name in losses):
             server.diverge("the loss is no longer finite")
         return measures
 

@@ -22,6 +22,7 @@ from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.statistics import undefined
 from turnout.core.threads import threads
 from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
@@ -299,7 +300,8 @@ class Server:
                 if self.cohort.falls_back:
                     self.log("one_by_one", why=self.task.alone)
                 reset_state(self.algorithm)
-                self.evaluate()
+                for name, clients in undefined(self.evaluate()).items():
+                    self.log("undefined_measure", measure=name, clients=clients)
                 self.algorithm.begin(self)
                 self.begun = True
             self.algorithm.run(self)

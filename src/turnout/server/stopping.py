@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from turnout.core.allowed import Count, NotNegative, Range, WholeNumber
 from turnout.core.errors import UserError
 from turnout.core.spelling import Spelt
+from turnout.core.statistics import lower_is_better
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Stopping(Spelt):
 
     rounds: WholeNumber | None = 100
     seconds: NotNegative | None = None
-    target: float | None = None  # of `measure`: a loss at most this, anything else at least this
+    target: float | None = None  # of `measure`: a loss or an error at most this, anything else at least this
     measure: str = "test_accuracy"
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class Stopping(Spelt):
             if self.measure not in measures:
                 raise UserError(f"run.measure: {self.measure!r} is not measured; known: {', '.join(sorted(measures))}")
             value = measures[self.measure]
-            if value <= self.target if "loss" in self.measure else value >= self.target:
+            if value <= self.target if lower_is_better(self.measure) else value >= self.target:
                 return f"{self.measure} reached {value:.4g}"
         return None
 

@@ -29,6 +29,8 @@ from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
 from turnout.task.making import built, copied
 from turnout.task.norms import BatchNorm, Buffers, Tail, chosen, laid_out, rest_on_one_value
+from turnout.task.set_metrics import SetMetric
+from turnout.task.sets import Sets
 
 
 class Task(Spelt):
@@ -64,6 +66,8 @@ class Task(Spelt):
     augmenting: samples.Parts = ()
     tail: Tail | None = None  # what changes in a pass beside the parameters; None: nothing
     fixed = False  # whether its statistics are held, for the job under way
+    sets = Sets()  # measures of a whole set; none as a rule
+    _named: tuple[str, ...] = ()  # metrics, in the order in which they were asked for
 
     def __init__(
         self,
@@ -91,7 +95,11 @@ class Task(Spelt):
         self._set_mode(True)
         self.loss = losses.chosen(loss)
         self._answers = isinstance(self.loss, (losses.Loss, _Loss))
-        self.metrics = measuring.chosen(metrics, self.loss)
+        measures = measuring.chosen(metrics, self.loss)
+        of_sets = {name: metric for name, metric in measures.items() if isinstance(metric, SetMetric)}
+        self._named = tuple(measures)
+        self.metrics = {name: metric for name, metric in measures.items() if not isinstance(metric, SetMetric)}
+        self.sets = Sets(self.loss, of_sets)  # those of the user's own come with `examine`
         self.may_not_fit = metrics is None and not isinstance(self.loss, losses.Loss)  # until `examine` has looked
         self.preparing = samples.parts("prepare", prepare, samples.PREPARE)
         self.augmenting = samples.parts("augment", augment, samples.AUGMENT)
@@ -154,6 +162,11 @@ class Task(Spelt):
     def size(self) -> int:
         """P, the number of parameters."""
         return self.layout.size
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the loss and of all metrics, those of whole sets among them."""
+        return "loss", *(name for name in self._named if name in self.metrics or name in self.sets.names)
 
     @property
     def learnt(self) -> int:
@@ -324,7 +337,8 @@ class Task(Spelt):
         with draws_nothing("model: its forward pass in evaluation mode", self.initial.device):
             sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
             total = self.activations(sample)
-        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle = examine(self, inputs, targets)
+        found = examine(self, inputs, targets)
+        measures, self.sets, self.coupled, self.alone, self.draws, self.recomputes, self.idle = found
         self.loss = measures.pop("loss")
         self.metrics = measures
         self.steady = frozenset(name for name, _ in self.module.named_buffers()) - self.given
