@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # Commands are parsed and their configurations built; on the first pages that people read these are carried out, too.
-FIRST = {"README.md", "quickstart.md", "concepts.md", "own-data.md", "own-algorithm.md"}
+FIRST = {"README.md", "quickstart.md", "concepts.md", "own-data.md", "own-algorithm.md", "training.md"}
 RUNS = {"run", "resume", "inspect", "list", "show", "report"}
 MORE = {"plan", "tune", "sweep", "topology design", "study run"}  # of the README, whose block runs from top to bottom
 SHORTER = {

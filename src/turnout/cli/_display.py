@@ -57,6 +57,9 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
         out.print("Nobody was ever heard: no client's update has counted, and the model is the one the run began with.")
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
+    if best := summary.get("best"):
+        value = _decimals(best["measures"][best["judge"]])
+        say(f"Best by {best['judge']}: {value} in round {best['round']}, kept in {folder / 'best.safetensors'}")
     rows = [
         (defined(name, measures), *(_decimals(measures[f"{name}{part}"]) for part in OVER_CLIENTS))
         for name in sorted(measures)

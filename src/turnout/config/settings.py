@@ -23,11 +23,26 @@ SECTIONS = (
 OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 FREE = {
-    "run": ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report"),
+    "run": (
+        "name",
+        "folder",
+        "rounds",
+        "seconds",
+        "target",
+        "measure",
+        "patience",
+        "checkpoint_every",
+        "report",
+        "seeds",
+        "start",  # another digest of the model counts
+    ),
     "engine": ("address", "workers"),
 }
 # Options that came later, at the values that mean what a configuration without them does: it keeps its fingerprint.
-LATER: Settings = {"local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []}}
+LATER: Settings = {
+    "run": {"judge": None},
+    "local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []},
+}
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 
 
@@ -44,6 +59,16 @@ class RunSettings(Spelt):
     seconds: NotNegative | None = None  # of virtual time after which it stops; none: no limit
     target: float | None = None  # value of run.measure at which it stops; none: no target
     measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
+    patience: Count | None = (
+        None  # evaluations without a better model, by run.judge, after which it stops; none: no limit
+    )
+    judge: str | None = (
+        None  # measure of validation samples by which the best model is kept; none: validation_loss if run.patience
+    )
+    start: str | None = (
+        None  # a run's folder or a .safetensors file with whose model it begins; none: drawn by the seed
+    )
+    seeds: str | list[int] | None = None  # instead of seed: 0..4, or a list, a run of each; none or []: one run
     checkpoint_every: Count = 10  # rounds from one checkpoint to the next
     report: bool = True  # leave a report.html, where the command line runs it
 

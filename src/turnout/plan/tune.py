@@ -168,7 +168,7 @@ class Tuning:
         return replace(
             experiment,
             population=without_test_data(experiment.population, fraction, required=not on_train),
-            stopping=replace(experiment.stopping, target=None),
+            stopping=replace(experiment.stopping, target=None, judge=None, patience=None),
             evaluation=Evaluation(rounds=None, train=on_train),
         )
 

@@ -15,6 +15,7 @@ What a model does only with other samples, or only later, is not seen.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,7 @@ def _examine(task: Task, inputs: Tree, targets: Tree) -> Findings:
         couples = couples or "the loss looks at the other samples of a batch"
     sets = replace(task.sets, functions={**task.sets.functions, **functions})
     if sets:
+        importlib.import_module("sklearn.metrics")  # which itself draws something when it is imported
         with draws_nothing("task.metrics: those of a whole set", device):
             sets = sets.checked(outputs, seen)
     if not task.has_gradients:

@@ -17,6 +17,7 @@ from turnout.task.calls import answer, own_loss
 from turnout.task.losses import IGNORED, Bce, Classes, Dice, Hinge, SampleFunction, SquaredHinge, per_sample
 from turnout.task.reading import OF_LABELS, layout_of
 from turnout.task.set_metrics import SETS, Metric, SetMetric
+from turnout.task.sets import SetFunction
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ class TopK(Metric):
         return ClassAccuracy(layout, self.k)
 
 
-Measure = SampleFunction | SetMetric
-Given = Mapping[str, Measure] | str | Sequence[str | Metric | SampleFunction] | None
+Measure = SetFunction | SetMetric  # a function of samples, too: what it returns tells
+Given = Mapping[str, Measure] | str | Sequence[str | Metric | SetFunction] | None
 METRICS: dict[str, type[Metric]] = {"accuracy": Accuracy, "top_k": TopK, **SETS}
 
 
@@ -140,6 +141,8 @@ def chosen(metrics: Given, loss: Any) -> dict[str, Measure]:
             raise unknown("task.metrics", part, METRICS)
         metric = METRICS[part]() if isinstance(part, str) else part
         name = metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
+        if name in found:
+            raise UserError(f"task.metrics: {name} stands there twice")
         found[name] = metric.of(loss) if isinstance(metric, Metric) else metric
     return found
 

@@ -200,8 +200,7 @@ class _Ranked(SetMetric):
 
     def _known(self, right: Array) -> Array:
         """Say for which columns it is defined, `[K]` of `[m, K]`."""
-        known: Array = right.any(0)
-        return known
+        return np.asarray(right.any(0))
 
     def _each(self, right: Array, chances: Array, weight: Array | None) -> Any:
         """Measure every column."""
@@ -217,8 +216,7 @@ class Auc(_Ranked):
     section: ClassVar[str] = "task.auc"
 
     def _known(self, right: Array) -> Array:
-        known: Array = right.any(0) & ~right.all(0)
-        return known
+        return np.asarray(right.any(0) & ~right.all(0))
 
     def _each(self, right: Array, chances: Array, weight: Array | None) -> Any:
         from sklearn.metrics import roc_auc_score
