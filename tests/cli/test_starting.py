@@ -34,6 +34,7 @@ def test_a_run_begins_with_the_model_of_another(terminal: Terminal) -> None:
     first, last = recorded("runs/b").rounds(), recorded("runs/a").rounds()
     assert first["train_loss"][0] == last["train_loss"][-1]
     assert 'start = "runs/a"' in Path("runs/c/config.toml").read_text()
+    assert "run.start=runs/b instead of runs/a" in terminal.refused("resume", "runs/c", "run.start=runs/b")
     shutil.rmtree("runs/a")
     terminal.done("resume", "runs/c", "run.rounds=4")
     assert alike(model("runs/c"), model("runs/b"))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import turnout
 from support import SIZES, local, mlp, population, same
-from turnout import FedAvg, FedBuff, Plan, Ragged, Stopping, Task, Unlearning, UserError
+from turnout import Evaluation, FedAvg, FedBuff, Plan, Ragged, Stopping, Task, Unlearning, UserError
 
 ROWS = Ragged(np.concatenate([[0], np.cumsum(SIZES)]), np.arange(sum(SIZES)))
 METHODS: dict[str, Any] = {
@@ -103,3 +103,5 @@ def test_what_is_refused(options: Any, sentence: str, tmp_path: Path) -> None:
 def test_test_samples_never_judge() -> None:
     with pytest.raises(UserError, match="'test_accuracy' is not a measure of samples held back for validation"):
         Stopping(10, judge="test_accuracy")
+    with pytest.raises(UserError, match="it counts evaluations; give evaluation"):
+        experiment(evaluation=Evaluation(rounds=None))

@@ -167,6 +167,7 @@ FIXED = (  # options that refuse whatever is not their default
     *(f"algorithm.{name}.normalise" for name in ("ifca", "mifa", "mocha", "robust_momentum")),
     *(f"algorithm.{name}.normalise" for name in ("robust_fedavg", "robust_fedprox")),
     *(["algorithm.knn_per.index"] if find_spec("faiss") is None else []),
+    "run.start",  # a model that was trained before
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def check_goes_on(folder: Path, complete: Settings, overrides: list[str]) -> Non
         f"{section}.{name}={value} instead of {before.get(section, {}).get(name, 'none')}"
         for section, options in after.items()
         for name, value in options.items()
-        if _counts(section, name, value)
+        if (_counts(section, name, value) or (section, name) == ("run", "start"))
         and value != before.get(section, {}).get(name)
         and (f"{section}.{name}" in asked or _known(before, section, name))
     ]

@@ -58,6 +58,8 @@ class Experiment(Spelt):
 
     def __post_init__(self) -> None:
         self.task, self.population = self.task.seeded(self.seed), self.population.seeded(self.seed)
+        if self.stopping.patience is not None and self.evaluation.rounds is self.evaluation.seconds is None:
+            raise UserError("run.patience: it counts evaluations; give evaluation.rounds or evaluation.seconds")
 
     def check_one_model(self, option: str) -> None:
         """Raise where a client that is to be forgotten may count in another model than the last."""
