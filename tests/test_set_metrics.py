@@ -205,6 +205,19 @@ def test_two_classes_however_they_are_said(loss: Any, weigh: bool) -> None:
     assert found == pytest.approx({name: expected[name] for name in names}, abs=CLOSE)
 
 
+def test_with_a_loss_of_ones_own() -> None:
+    """Whole targets are classes or labels, others numbers; what a model's own loss means of sequences is not known."""
+    logit, loss = SCORES[:, 1:] - SCORES[:, :1], lambda _outputs, targets: targets.float()
+    expected = sk.roc_auc_score(BINARY, logit[:, 0])
+    assert measured(loss, SCORES, BINARY, "auc")["auc"] == pytest.approx(expected, abs=CLOSE)
+    assert measured(loss, logit, BINARY, "auc")["auc"] == pytest.approx(expected, abs=CLOSE)
+    assert measured(loss, logit, BINARY.float(), "mae")["mae"] == pytest.approx(
+        sk.mean_absolute_error(BINARY, logit), abs=CLOSE
+    )
+    with pytest.raises(UserError, match="of which position outputs are is not known"):
+        measured("model", torch.randn(4, 3, 5), torch.zeros(4, 3, dtype=torch.long), "perplexity")
+
+
 def test_several_labels() -> None:
     scores = torch.randn(30, 4, generator=DRAW)
     labels = (torch.rand(30, 4, generator=DRAW) < 0.4).float()

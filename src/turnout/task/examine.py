@@ -327,7 +327,8 @@ def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Ten
         raise UserError(f"{option}: it cannot compare {compared}: {reason(error)}") from error
     if not isinstance(values, Tensor) or (values.ndim and values.shape != (trees.rows(targets),)):
         given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise UserError(f"{option}: it must return one value a sample, not shape {given}")
+        whole = "" if option == "task.loss" else "; or a number, of all samples together"
+        raise UserError(f"{option}: it must return one value a sample, not shape {given}{whole}")
     return values
 
 

@@ -1,6 +1,7 @@
 """What a model says and what was right, as measures of a whole set compare them: a row a position that counts.
 
-By the loss: classes (of a mask or one label two, of which 1 is the positive one), several labels, or values. Targets
+By the loss: classes (of a mask or one label two, of which 1 is the positive one), several labels, or values; with a
+loss of the user's own whole targets are classes, or labels where there is one output each, others are values. Targets
 may be a dictionary with an entry `weight`, what each sample counts, beside one other.
 """
 
@@ -73,10 +74,15 @@ def read(loss: Any, outputs: Any, targets: Tree, wanted: Collection[str]) -> Rea
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise ValueError("what the model returns and what it is compared with must be one tensor each")
     layout = layout_of(loss)
-    mask = isinstance(loss, Dice) and outputs.numel() == targets.numel()
+    own = not isinstance(loss, (Loss, nn.Module))  # the user's, or the model's
+    mask = (isinstance(loss, Dice) or (own and not targets.is_floating_point())) and outputs.numel() == targets.numel()
+    if loss is own_loss and targets.ndim > 1:
+        raise ValueError(
+            "of which position outputs are is not known with the model's own loss; name one, as next_token"
+        )
     if isinstance(loss, (Bce, Hinge, SquaredHinge)) or type(loss) in OF_LABELS or mask:
         found = _of_labels(loss, outputs, targets, wanted)
-    elif layout is None or (not isinstance(layout, Dice) and _are_numbers(loss, targets)):
+    elif layout is None or (own and loss is not own_loss and targets.is_floating_point()):
         values, truth = (tensor.view(*tensor.shape, 1).flatten(1).double() for tensor in (outputs, targets))
         rows = {"values": values, "truth": truth}
         found = Read("values", values.shape[1], rows), _samples(len(targets), len(targets), targets)
@@ -86,11 +92,6 @@ def read(loss: Any, outputs: Any, targets: Tree, wanted: Collection[str]) -> Rea
     if weight is not None:
         what.rows[WEIGHT] = weight[sample]
     return what
-
-
-def _are_numbers(loss: Any, targets: Tensor) -> bool:
-    """Say whether targets are values where a loss of the user's own does not tell."""
-    return targets.is_floating_point() and not isinstance(loss, (Loss, nn.Module)) and loss is not own_loss
 
 
 def _of_classes(layout: Classes, outputs: Tensor, targets: Tensor, wanted: Collection[str]) -> tuple[Read, Tensor]:

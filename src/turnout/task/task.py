@@ -45,7 +45,8 @@ class Task(Spelt):
     returns its own; or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may
     look at all samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs
     that counts (a Hugging Face model's logits), a function of one's own all that the model returns. Unless `metrics`
-    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels.
+    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels. A
+    function that returns a number and no tensor measures a whole set.
 
     `prepare(inputs)` makes what the model is given of stored samples, `augment(inputs, key)` changes them in training,
     batch by batch where the model is: names, functions, or several one after another (`turnout.task.samples`).
