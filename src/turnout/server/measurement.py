@@ -95,11 +95,12 @@ class Measurement:
         """Count samples of each class, a row, by the class that is chosen, a column, over all clients as they are
         served: of test samples, else of those for validation or training. None where no measure of classes of a whole
         set is asked for, or there are too many."""
-        if self.elsewhere or not 1 < server.task.sets.classes <= MOST_CLASSES:
+        sets = server.task.sets
+        if self.elsewhere or not 1 < sets.classes <= MOST_CLASSES:
             return None
         split = next(split for split in ("test", "validation", "train") if split in self.evaluators)
-        counting = Counting(server.task.sets.classes)
-        asked = Sets(server.task.sets.loss, {counting.name: counting})
+        counting = Counting(sets.classes)
+        asked = Sets(sets.loss, {counting.name: counting}, sample_bytes=sets.sample_bytes)
         with server.cohort.all_threads(), torch.no_grad():
             self._served(server, replace(self.evaluators[split], instead=asked), server.output)
         whole = counting.counts.astype(np.int64)

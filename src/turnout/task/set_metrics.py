@@ -344,11 +344,9 @@ class R2(MAE):
     def value(self, whole: Whole) -> float:
         from sklearn.metrics import r2_score
 
-        return (
-            float(r2_score(whole["truth"], whole["values"], sample_weight=whole.weight))
-            if len(whole["truth"]) > 1
-            else math.nan
-        )
+        if len(whole["truth"]) < 2:
+            return math.nan
+        return float(r2_score(whole["truth"], whole["values"], sample_weight=whole.weight))
 
 
 class Counting(SetMetric):
@@ -357,10 +355,10 @@ class Counting(SetMetric):
     name: ClassVar[str] = "confusion"
     needs: ClassVar[tuple[str, ...]] = ("chosen",)
 
+    counts: Array  # [K, K] of the class a row is of, and the class it is said to be
+
     def __init__(self, classes: int) -> None:
         object.__setattr__(self, "counts", np.zeros((classes, classes)))
-
-    counts: Array  # [K, K] of the class a row is of, and the class it is said to be
 
     def value(self, whole: Whole) -> float:
         from sklearn.metrics import confusion_matrix

@@ -34,8 +34,7 @@ class Part:
     @property
     def bytes(self) -> int:
         """Count its bytes."""
-        trees_held = [] if self.read is None else [self.read.rows]
-        return sum(trees.whole_bytes(tree) for tree in [*trees_held, *(self.given or ())])
+        return trees.whole_bytes((self.read and self.read.rows, self.given))
 
 
 @dataclass(frozen=True)
