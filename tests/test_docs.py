@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # Commands are parsed and their configurations built; on the first pages that people read these are carried out, too.
 FIRST = {"README.md", "quickstart.md", "command-line.md", "concepts.md", "own-data.md", "own-algorithm.md"}
-FIRST |= {"tables.md", "predict.md"}
+FIRST |= {"tables.md", "predict.md", "training.md"}
 RUNS = {"init", "run", "resume", "inspect", "list", "show", "report", "predict", "export"}
 # Of the README, whose block runs from top to bottom.
 MORE = {"compare", "plan", "tune", "sweep", "topology design", "study run"}

@@ -190,6 +190,13 @@ def test_the_listed_command_makes_that_run(terminal: Terminal, quadratic: str) -
 # -- what is shown --------------------------------------------------------------------------------------------
 
 
+def test_time_to_a_target_of_a_whole_set(terminal: Terminal, quadratic: str) -> None:
+    """An error is reached from above: w = 0.4, 0.72 are 1.6 and 1.28 away from the optima on average."""
+    words = ("lr=0.1", "task.metrics=rmse", "--target", "train_rmse=1.3", "--workers", "1", "--json")
+    (row,) = terminal.done("sweep", quadratic, *words).json()["rows"]
+    assert row["quantities"]["rounds_to_target"]["values"] == [2]
+
+
 def test_time_to_target_with_intervals(terminal: Terminal, quadratic: str) -> None:
     words = ("lr=0.01,0.25", "seed=0..1", "--target", "train_loss=1.1")
     answer = swept(terminal, quadratic, *words)

@@ -67,6 +67,13 @@ def test_finds_the_known_best(terminal: Terminal) -> None:
     assert found["command"] == "turnout run quadratic.toml local.lr=0.5"
 
 
+def test_a_measure_of_a_whole_set_of_which_less_is_better(terminal: Terminal) -> None:
+    words = ("task.metrics=rmse", "--measure", "train_rmse", "--option", "local.lr=0.01,0.1")
+    found = tuned(terminal, *words)
+    assert found["best"]["values"] == {"local.lr": 0.1}  # from w = 0 to 0.4, 0.6 and 2.6 away from the optima
+    assert found["best"]["value"] == pytest.approx(1.6)
+
+
 def test_the_default_is_the_papers_range(terminal: Terminal) -> None:
     document = terminal.done("tune", quadratic(terminal), "--json").json()
     assert document["options"] == {"local.lr": "1e-5..1"}

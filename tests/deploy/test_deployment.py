@@ -26,6 +26,7 @@ from turnout import (
     Safa,
     Scaffold,
     Simulation,
+    Task,
     devices,
 )
 from turnout.deploy.replay import replay
@@ -74,6 +75,26 @@ def test_the_same_model_as_in_the_simulation(name: str, tmp_path: Path) -> None:
     assert difference(simulated.model, deployed.model) < 1e-6
     for measure, value in simulated.measures.items():
         assert deployed.measures[measure] == pytest.approx(value, abs=1e-5)
+
+
+class Measured(World):
+    """Clients that measure whole sets; some of them lack a class."""
+
+    @staticmethod
+    def task() -> Task:
+        return Task(support.mlp, seed=3, metrics="auc,log_loss,accuracy")
+
+
+def test_clients_measure_whole_sets_themselves(tmp_path: Path) -> None:
+    world = Measured(tmp_path, ALGORITHMS["fedavg"])
+    deployed = world.server().run()
+    people = support.population(SIZES, devices=devices.table(list(SECONDS)))
+    built = world.experiment(people)
+    simulated = Simulation(built.task, people, built.algorithm, seed=7, plan=built.plan, stopping=built.stopping).run()
+    assert deployed.measures == pytest.approx(simulated.measures, abs=1e-5, nan_ok=True)
+    assert 0 < simulated.measures["test_auc_undefined"] < len(SIZES)
+    assert "test_auc" in {facts["measure"] for facts in world.events.of("undefined_measure")}
+    assert deployed._measurement.confusion(deployed) is None
 
 
 def shifted(arrays: Arrays, inputs: np.ndarray, _targets: np.ndarray, key: np.random.Generator) -> tuple[Arrays, int]:

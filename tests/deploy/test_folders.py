@@ -169,6 +169,14 @@ def test_a_super_node_without_a_folder_says_so(folder: Path) -> None:
     assert grid.asked == []
 
 
+def test_a_deployment_begins_with_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["run", "digits", *SMALL, "run.rounds=0", "run.name=first", "run.report=false"])
+    answer = CliRunner().invoke(app, ["deploy", "init", "new", "digits", *SMALL, "run.start=runs/first"])
+    assert answer.exit_code == 2 and "run.start: a deployment begins with its own model" in answer.stderr
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [

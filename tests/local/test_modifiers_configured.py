@@ -158,6 +158,7 @@ def test_optimisers_and_schedules(tmp_path: Path) -> None:
     assert work.schedules == (Warmup(3), RoundStep(every=4))
     assert complete["adamw"] == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8}
     assert (complete["optimiser"], complete["schedules"]) == ("adamw", ["warmup", "round_step"])
+    assert work_of("local.schedules=constant")[1]["schedules"] == []
     plan, settings = built(*asked)
     (tmp_path / "config.toml").write_text(config.as_toml(settings))
     again, _, twice = config.build(config.read_run(tmp_path))
@@ -193,6 +194,7 @@ def test_an_option_that_came_later_changes_no_name() -> None:
         (["local.adam.beta1=0.8"], r"local\.adam: options of an optimiser that local\.optimiser does not name; write"),
         (["local.cosine.floor=0.1"], r"local\.cosine: options of a schedule that .*; write local\.schedules=cosine"),
         (["local.schedules=round_step"], r"local\.round_step\.every: missing; give it a value"),
+        (["local.schedules=constant,cosine"], r"local\.schedules: constant stands alone; leave it out beside others"),
         (["local.schedules=cosine,cosine"], r"local\.schedules: cosine stands there twice"),
         (["local.schedules=turnout:LocalSGD"], r"local\.schedules: turnout:LocalSGD is not a subclass of .*Schedule$"),
         (["local.optimiser=turnout:LocalSGD"], r"local\.optimiser: turnout:LocalSGD is not a .* and no function$"),

@@ -34,6 +34,7 @@ from turnout.local import (
     Optimiser,
     RMSprop,
     RoundCosine,
+    RoundExponential,
     RoundStep,
     RoundWarmup,
     Schedule,
@@ -271,6 +272,7 @@ def test_schedules_over_rounds() -> None:
     for schedule, expected in (
         (RoundWarmup(rounds=4), [0.25, 0.5, 0.75, 1, 1, 1, 1]),
         (RoundStep(every=3, drop=0.5), [1, 1, 1, 0.5, 0.5, 0.5, 0.25]),
+        (RoundExponential(0.5), [0.5**t for t in range(7)]),
         (RoundCosine(rounds=4, floor=0.2), [0.2 + 0.4 * (1 + math.cos(math.pi * min(t, 3) / 4)) for t in range(7)]),
     ):
         assert local(schedules=[schedule]).lr_factor(versions) == pytest.approx(expected)
@@ -290,6 +292,7 @@ def test_a_schedule_over_rounds_is_a_rate_of_each_round() -> None:
         return turnout.execute(experiment("fedavg", 3, algorithm=FedAvg(local(**options), Full()))).model
 
     assert torch.equal(after(schedules=[RoundStep(every=1, drop=0.5)]), after(lr_decay=0.5))
+    assert torch.equal(after(schedules=[RoundExponential(0.5)]), after(lr_decay=0.5))
 
 
 class Halving(Schedule):

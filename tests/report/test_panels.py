@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from recordings import SIX, record
 
-from turnout.report import panels
+from turnout.report import page, panels
 from turnout.report.blocks import Block, Chart, Grid, Picture, Words
+from turnout.report.confusion import confusion
 from turnout.report.read import Recorded, recorded
 
 
@@ -21,6 +22,20 @@ def by_title(blocks: list[Block]) -> dict[str, Block]:
 
 def test_a_plain_run_has_none(digits: Path) -> None:
     assert panels.panels(recorded(digits)) == []
+
+
+def test_which_class_is_taken_for_which(tmp_path: Path) -> None:
+    """A table of few classes, a picture of many; seeds are added."""
+    run = recorded(record(tmp_path / "classes", SIX, "task.metrics=f1_macro", "run.rounds=1"))
+    (table,) = confusion([[run, run]], ["f1"])
+    assert isinstance(table, Grid) and table.title == "Confusion matrix"
+    counts = np.array([[float(cell) for cell in row[1:-1]] for row in table.rows])
+    assert counts.tolist() == (2 * np.array(run.summary["confusion"]["counts"])).tolist()
+    assert counts.sum() == 2 * run.clients()["test_samples"].sum()
+    many = replace(run, summary={**run.summary, "confusion": {"split": "test", "counts": np.eye(20).tolist()}})
+    (picture,) = confusion([[many]], ["f1"])
+    assert isinstance(picture, Chart) and picture.figure["data"][0]["z"].tolist() == np.eye(20).tolist()
+    assert [anchor for anchor, _, blocks in page.sections([[run]], ["f1"]) if blocks].count("classes") == 1
 
 
 def test_a_mixture_shows_its_components_and_what_clients_are_made_of(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ FIXED = (  # options that refuse whatever is not their default
     *(f"algorithm.{name}.normalise" for name in ("ifca", "mifa", "mocha", "robust_momentum")),
     *(f"algorithm.{name}.normalise" for name in ("robust_fedavg", "robust_fedprox")),
     *(["algorithm.knn_per.index"] if find_spec("faiss") is None else []),
+    "run.start",  # a model that was trained before
 )  # fmt: skip
 
 
@@ -270,6 +271,9 @@ _SPECIAL: dict[str, list[Any]] = {
     "data.seed": [1],
     "run.measure": ["test_loss"],
     "run.target": [0.99, 1],
+    "run.judge": ["validation_loss"],
+    "run.start": ["nowhere"],
+    "run.seeds": [[], "0..1"],
     "run.rounds": [3],
     "run.seed": [0, 2**62],
     "run.folder": ["elsewhere", 'é "x" \\ \t'],
@@ -284,7 +288,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "local.report": ["loss"],
     "local.modifiers": ["sharpness_aware"],
     "task.loss": ["focal"],
-    "task.metrics": ["top_k", ["accuracy"]],
+    "task.metrics": ["top_k", ["accuracy"], "auc,log_loss"],
     "task.prepare": [["normalise"]],
     "task.augment": ["noise", ["noise"]],
     "task.batchnorm": ["averaged", "local"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from turnout.core.files import read_json
 from turnout.core.names import called, listed
 from turnout.core.statistics import OVER_CLIENTS
 from turnout.record.progress import duration
+from turnout.record.views import defined
 
 out, err = Console(), Console(stderr=True)
 
@@ -53,12 +55,15 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
         out.print("Nobody was ever heard: no client's update has counted, and the model is the one the run began with.")
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
     out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
+    if best := summary.get("best"):
+        value = _decimals(best["measures"][best["judge"]])
+        say(f"Best by {best['judge']}: {value} in round {best['round']}, kept in {folder / 'best.safetensors'}")
     rows = [
-        (name.replace("_", " "), *(f"{measures[f'{name}{part}']:.4f}" for part in OVER_CLIENTS))
+        (defined(name, measures), *(_decimals(measures[f"{name}{part}"]) for part in OVER_CLIENTS))
         for name in sorted(measures)
         if f"{name}_mean" in measures
     ]
-    rows += [(name.replace("_", " "), f"{measures[name]:.4f}") for name in measures if name.startswith("central_")]
+    rows += [(name.replace("_", " "), _decimals(measures[name])) for name in measures if name.startswith("central_")]
     show_table(rows, ("measure", *OVER_CLIENTS.values()), "Over clients", boxed=True)
     _show_audit(audit, summary["clients"])
     if "efficiency" in summary:
@@ -66,6 +71,10 @@ def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     show_paths(folder)
     if (folder / "report.html").exists():
         say(f"Report: {folder / 'report.html'}")
+
+
+def _decimals(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def show_paths(folder: Path) -> None:

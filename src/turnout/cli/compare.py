@@ -71,10 +71,24 @@ def sweep_options(
     if dry_run:
         _list(source, found, as_json)
         return
+    carry_out_all("sweep", source, found, workers, ray, aim, report, as_json)
+
+
+def carry_out_all(
+    command: str,
+    source: str,
+    found: Sequence[Combination],
+    workers: int = 0,
+    ray: str | None = None,
+    aim: Target | None = None,
+    report: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Carry out what is not finished, and put all runs beside each other; exit code 1 if one failed."""
     failed = _carry_out(source, found, workers, ray)
     done = [one.folder for one in found if one.folder not in failed]
     failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
-    _compare("sweep", done, aim, report, as_json, sweep=str(found[0].folder.parent), failed=failures)
+    _compare(command, done, aim, report, as_json, sweep=str(found[0].folder.parent), failed=failures)
     if failed:
         raise typer.Exit(1)
 

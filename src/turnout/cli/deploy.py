@@ -50,6 +50,8 @@ def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[st
 
     from turnout.deploy.folder import prepare
 
+    if built.started_from:
+        raise UserError("run.start: a deployment begins with its own model; leave it out")
     targets = built.population.targets
     whole = isinstance(targets, Tensor) and not targets.is_floating_point()
     classes = int(targets.max()) + 1 if whole else None

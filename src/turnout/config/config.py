@@ -25,6 +25,7 @@ from turnout.config.settings import OF_CLIENTS, SECTIONS, ClientSettings, RunSet
 from turnout.config.tasks import make_task
 from turnout.config.written import (
     FORMER,
+    HERE,
     apply,
     as_toml,
     builtin_names,
@@ -45,6 +46,7 @@ from turnout.peers.design import NetworkSettings
 from turnout.peers.peers import check_silos, message_bytes
 from turnout.run.experiment import Experiment
 from turnout.run.shadow import Shadow
+from turnout.run.start import started
 from turnout.sampling._sampler import Limited
 from turnout.server.stopping import Stopping
 from turnout.task.models import MODELS
@@ -89,6 +91,13 @@ def build(
         local, complete["local"] = modifiers.make_local(given["local"])
     else:
         task, local = brought.task, brought.local
+    if run.seeds:
+        raise UserError(f"run.seeds: {run.seeds} are several runs, which turnout run makes; for one, give run.seeds=[]")
+    begun = {}
+    if run.start is not None:
+        if brought is not None or known is not None:
+            raise UserError("run.start: a Flower app and a deployment begin with their own model; leave it out")
+        task, begun["start"] = started(task, run.start, settings.get(HERE, {}).get("folder"))
     plan: Plan = make("engine").with_threads()
     complete["engine"]["threads"] = plan.threads  # the bits depend on it
     if shadow is not None:
@@ -103,7 +112,7 @@ def build(
         population,
         sections.algorithm(run, population, task, plan, local),
         run.seed,
-        Stopping(run.rounds, run.seconds, run.target, run.measure),
+        Stopping(run.rounds, run.seconds, run.target, run.measure, run.judge, run.patience),
         make("evaluation"),
         plan,
         unlearning=sections.asked("unlearning"),  # unless given, nobody will be forgotten
@@ -111,12 +120,13 @@ def build(
         privacy=sections.asked("privacy"),  # nothing is hidden
     )
     sections.asked("deploy")  # nobody is far away
-    experiment.fingerprint = fingerprint(complete)
+    experiment.fingerprint = fingerprint(complete | ({"begun": begun} if begun else {}))
+    experiment.started_from = run.start or ""
     older: dict[str, Any] = complete | {"engine": complete["engine"] | {"threads": given["engine"].get("threads", 0)}}
     if brought is None:
         chain = settings.get(FORMER, {}).get("transform", "")
         older["local"] = modifiers.demodernise(complete["local"], local, chain)
-    experiment.former = "" if older.get("local", {}) is None else fingerprint(older)
+    experiment.former = "" if begun or older.get("local", {}) is None else fingerprint(older)
     return experiment, run, {section: complete[section] for section in SECTIONS if section in complete}
 
 

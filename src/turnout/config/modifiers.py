@@ -58,6 +58,7 @@ def make_local(given: Section) -> tuple[LocalSGD, Section]:
         raise gone(given["transform"])
     options = {name: value for name, value in given.items() if name != "transform"}
     every: Section = {option: _names(option, options.pop(option, None)) for option in PARTS}
+    every["schedules"] = _without_constant(every["schedules"])
     tables = {name: dict(value) for name, value in options.items() if isinstance(value, dict)}
     options = {name: value for name, value in options.items() if name not in tables}
     made: dict[str, Any] = {}
@@ -102,6 +103,13 @@ def _names(option: str, value: Any) -> list[str]:
         return [name.strip() for name in value.split(",") if name.strip()]
     names: list[str] = checked_value(f"local.{option}", [] if value is None else value, list[str])
     return names
+
+
+def _without_constant(names: list[str]) -> list[str]:
+    """Take out the name of no schedule at all."""
+    if "constant" in names and len(names) > 1:
+        raise UserError("local.schedules: constant stands alone; leave it out beside others")
+    return [name for name in names if name != "constant"]
 
 
 def _table(name: str, kind: Any) -> str:

@@ -23,11 +23,15 @@ SECTIONS = (
 OF_CLIENTS = SECTIONS[1 : SECTIONS.index("network")]  # who they are and what they have
 # Options that may change when a run is resumed: they do not change the bits of the rounds both have.
 FREE = {
-    "run": ("name", "folder", "rounds", "seconds", "target", "measure", "checkpoint_every", "report"),
+    "run": (
+        "name", "folder", "rounds", "seconds", "target", "measure", "patience", "checkpoint_every", "report", "seeds",
+        "start",  # the model itself counts instead
+    ),
     "engine": ("address", "workers"),
-}
+}  # fmt: skip
 # Options that came later, at the values that mean what a configuration without them does: it keeps its fingerprint.
 LATER: Settings = {
+    "run": {"judge": None},
     "local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []},
     "data": {"missing": "refuse", "missing_words": [], "dates": "words", "identifiers": "keep"},
 }
@@ -48,6 +52,10 @@ class RunSettings(Spelt):
     seconds: NotNegative | None = None  # of virtual time after which it stops; none: no limit
     target: float | None = None  # value of run.measure at which it stops; none: no target
     measure: str = "test_accuracy"  # what run.target is a value of: test_accuracy, train_loss and so on
+    patience: Count | None = None  # evaluations without a better model after which it stops; none: it goes on
+    judge: str | None = None  # validation measure of the best model, which is kept; none: the loss if run.patience
+    start: str | None = None  # folder of a run, or .safetensors file, whose model it begins with; none: a new one
+    seeds: str | list[int] | None = None  # instead of seed: 0..4, or a list, a run of each; none or []: one run
     checkpoint_every: Count = 10  # rounds from one checkpoint to the next
     report: bool = True  # leave a report.html, where the command line runs it
 

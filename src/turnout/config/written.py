@@ -19,6 +19,7 @@ from turnout.core.errors import UserError, unknown
 
 FORMER = "local as it was"  # beside the sections of a run's own configuration: what it wrote
 _TABLES = ("csv_table", "parquet", "centres")  # whose dates and identifiers were words and numbers like others
+HERE = "where it is"  # likewise: its folder
 _BUILT_IN = resources.files("turnout.config") / "builtin"
 
 
@@ -38,7 +39,7 @@ def read(source: str, overrides: list[str] | None = None) -> Settings:
 def read_run(folder: Path, overrides: list[str] | None = None) -> Settings:
     """Read the configuration that a run has left in its folder, also one of version 0.1; then apply the overrides."""
     settings = toml(str(folder / "config.toml"))
-    return _overridden(modernise(settings), overrides) | {FORMER: settings.get("local", {})}
+    return _overridden(modernise(settings), overrides) | {FORMER: settings.get("local", {}), HERE: {"folder": folder}}
 
 
 def modernise(settings: Settings) -> Settings:
@@ -130,6 +131,32 @@ def fingerprint(complete: Settings) -> str:
         for section, options in tasks.as_before(complete).items()
     }
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def check_goes_on(folder: Path, complete: Settings, overrides: list[str]) -> None:
+    """Raise where a run would go on with another configuration than it began with: say in which options."""
+    before, after = modernise(toml(str(folder / "config.toml"))), tomllib.loads(as_toml(complete))
+    asked = {text.partition("=")[0].strip() for text in overrides}
+    told = [
+        f"{section}.{name}={value} instead of {before.get(section, {}).get(name, 'none')}"
+        for section, options in after.items()
+        for name, value in options.items()
+        if (_counts(section, name, value) or (section, name) == ("run", "start"))
+        and value != before.get(section, {}).get(name)
+        and (f"{section}.{name}" in asked or _known(before, section, name))
+    ]
+    if told:
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        command = " ".join(["turnout run", str(folder / "config.toml"), "--from", str(folder), *overrides])
+        raise UserError(
+            f"resume: {', '.join(told[:3])}{more} is another configuration, and would change rounds that are done; to "
+            f"begin a new run with this one's model: {command}"
+        )
+
+
+def _known(before: Settings, section: str, name: str) -> bool:
+    """Say whether a run has written an option down; the threads of version 0.1 were those of its machine."""
+    return name in before.get(section, {}) and (section, name, before[section][name]) != ("engine", "threads", 0)
 
 
 def _counts(section: str, name: str, value: Any) -> bool:

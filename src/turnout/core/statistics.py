@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import stdtrit
@@ -16,6 +16,18 @@ EXACT_DECIMALS = 12  # of numbers about as large as 1; what is beyond comes from
 WORST_PERCENTILE = "worst 10th percentile"
 # How a measure is spread over clients: how the names of columns end, and what people read.
 OVER_CLIENTS = {"": "weighted", "_mean": "mean", "_std": "std", "_worst_decile": WORST_PERCENTILE}
+UNDEFINED = "_undefined"  # how the column ends that counts clients for which a measure is not defined
+_ERRORS = {"error", "mae", "rmse", "mse", "brier", "perplexity"}  # words of measures of which less is better
+
+
+def lower_is_better(measure: str) -> bool:
+    """Say by its name whether less of a measure is better: a loss, an error; of anything else more is."""
+    return "loss" in measure or not _ERRORS.isdisjoint(measure.split("_"))
+
+
+def undefined(measures: Mapping[str, float]) -> dict[str, int]:
+    """Name measures that are not defined for some clients, and count these: they are left out of means."""
+    return {name.removesuffix(UNDEFINED): int(count) for name, count in measures.items() if name.endswith(UNDEFINED)}
 
 
 def without_round_off(value: float) -> float:

@@ -52,6 +52,7 @@ class Correspondence(Mailbox):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        self._measurement.elsewhere = True
         if self.population is not self.whole_population:
             raise UserError(f"deploy: {type(self.algorithm).__name__} trains on data that stays with the clients")
         self.grid, self.settings = grid, settings or Deploy()

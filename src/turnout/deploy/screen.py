@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -246,6 +246,7 @@ class Evaluation:
 
     names: frozenset[str]  # of the measures
     samples: Mapping[str, int | None]  # by split: how many the client has at most, if that is known
+    of_sets: Collection[str] = ()  # those that may not be defined: NaN
     most: int = 0  # bytes of arrays
 
     def read(self, content: RecordDict) -> Measures:
@@ -264,7 +265,8 @@ class Evaluation:
             value = said[f"{split}_{name}"]
             if type(value) is not float:
                 raise RejectedError(Rejection.BAD_MEASURES)
-            values[name] = self._measure(name, value) if number else math.nan
+            undefined = name in self.of_sets and math.isnan(value)
+            values[name] = self._measure(name, value) if number and not undefined else math.nan
         return values, number
 
     @staticmethod

@@ -174,14 +174,14 @@ class Deployment(Correspondence):
     def _ask_measures(self, model: Tensor) -> dict[str, ByClient]:
         panel = next(iter(self._measurement.evaluators.values())).clients
         asked = [client for client in panel.tolist() if client in self._nodes]
-        array, names, messages = encode(model), ("loss", *self.task.metrics), []
+        array, names, messages = encode(model), self.task.measured, []
         for client in asked:
             content = pack_question(Question(self.version, self._states[client]), array)
             messages.append(self._message(content, self._nodes[client], MessageType.EVALUATE))
         self._measured = {}
         for client, message, name in zip(asked, messages, self._push(messages), strict=True):
             if name is not None:
-                answer = Evaluation(frozenset(names), self.enrolment.clients[client].splits)
+                answer = Evaluation(frozenset(names), self.enrolment.clients[client].splits, self.task.sets.names)
                 self._waited[name] = Asked(client, message.metadata.dst_node_id, answer)
         limit, pause = self._read() + self.settings.evaluation_seconds, _FIRST_PAUSE
         self._poll()

@@ -1,13 +1,14 @@
 """Loss and metrics of a model over clients: the pool's samples are scored once, then averaged client by client.
 
 A measure that looks at other samples of a batch is that of each client's samples at once: the mean of what it says of
-them together.
+them together. What measures of a whole set need is gathered client by client, in a pass of its own, and let go when the
+client is measured; `engine.memory_mib` bounds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from turnout.clients.population import Population
 from turnout.core import random, trees
 from turnout.core.errors import UserError
 from turnout.core.ragged import Ragged
-from turnout.core.statistics import OVER_CLIENTS
+from turnout.core.statistics import OVER_CLIENTS, UNDEFINED, lower_is_better
 from turnout.core.trees import Tree
 from turnout.engine.batches import Jobs
 from turnout.engine.plan import MIB
@@ -30,6 +31,7 @@ from turnout.local import job
 from turnout.local.answers import Served
 from turnout.local.sgd import LocalSGD, Named
 from turnout.task.norms import Tail
+from turnout.task.sets import Part, Sets
 from turnout.task.task import Task
 
 FloatArray = NDArray[np.float64]
@@ -67,6 +69,21 @@ def set_measures(task: Task, model: Tensor, inputs: Tree, targets: Tree) -> dict
         return {}
     x, y = trees.batch(inputs, targets, slice(None), task.initial)
     return _means(task, task.outputs(model, x), y, task.coupled)
+
+
+@torch.no_grad()
+def gathered(
+    task: Task, sets: Sets, model: Tensor, inputs: Tree, targets: Tree, chunk: int, rows: Tensor | None = None
+) -> list[Part]:
+    """Gather what measures of a whole set need of these samples, or of some rows of them; only `chunk` samples are
+    passed at a time, unless the model looks at the others."""
+    count = trees.rows(inputs) if rows is None else len(rows)
+    parts, chunk = [], count if task.coupled else chunk
+    for start in range(0, count, chunk):
+        some = slice(start, start + chunk)
+        x, y = trees.batch(inputs, targets, some if rows is None else rows[some], task.initial)
+        parts.append(sets.part(task.outputs(model, x), y))
+    return parts
 
 
 def _means(task: Task, outputs: Tree, targets: Tree, names: Collection[str]) -> dict[str, float]:
@@ -131,10 +148,16 @@ class Evaluator:
     cohort: Cohort
     clients: NDArray[np.int64]
     index: Ragged  # one row for each of `clients`
+    instead: Sets | None = None  # of whole sets, what is measured instead of what the task says
 
     def some(self, which: NDArray[np.bool_]) -> Evaluator:
         """Keep some of the clients."""
-        return Evaluator(self.cohort, self.clients[which], self.index.rows(np.flatnonzero(which)))
+        return replace(self, clients=self.clients[which], index=self.index.rows(np.flatnonzero(which)))
+
+    @property
+    def sets(self) -> Sets:
+        """Give the measures of a whole set."""
+        return self.cohort.task.sets if self.instead is None else self.instead
 
     def global_model(self, model: Tensor) -> dict[str, FloatArray]:
         """Measure every client as served by `model`: `[len(clients)]` by measure."""
@@ -148,7 +171,21 @@ class Evaluator:
             scored = sample_measures(task, model, *cohort.stored, self.chunk, rows)
             found = {name: client_means(values, local) for name, values in scored.items()}
             found |= self._by_client(task.coupled, together)
-        return {name: found[name] for name in ("loss", *task.metrics)}
+            found |= self._by_client(self.sets.names, lambda _, rows: self.sets.measured(self._gathered(model, rows)))
+        return self._in_order(found)
+
+    def _in_order(self, found: dict[str, FloatArray]) -> dict[str, FloatArray]:
+        """Put measures in the order in which they were asked for."""
+        return {name: found[name] for name in dict.fromkeys((*self.cohort.task.measured, *found)) if name in found}
+
+    def _gathered(self, model: Tensor, rows: Tensor) -> list[Part]:
+        """Gather what measures of a whole set need of one client's rows of the pool."""
+        self._check_room(len(rows))
+        return gathered(self.cohort.task, self.sets, model, *self.cohort.stored, self.chunk, rows)
+
+    def _check_room(self, samples: int) -> None:
+        """Raise where measures of a whole set need more of so many samples than there is room for."""
+        self.sets.check_room(samples, self.cohort.plan.memory_mib)
 
     def _by_client(
         self, names: Collection[str], measured: Callable[[int, Tensor], dict[str, float]]
@@ -176,20 +213,26 @@ class Evaluator:
         """Measure every client as served by its own predictor: `[len(clients)]` by measure."""
         work, cohort = personal.work, self.cohort
         if cohort.task.alone or cohort.task.coupled:
-            return self._by_client(("loss", *cohort.task.metrics), partial(self._served, personal, model, store))
+            names = (*cohort.task.measured, *self.sets.names)
+            return self._in_order(self._by_client(names, partial(self._served, personal, model, store)))
         sums = {name: np.zeros(len(self.clients)) for name in ("loss", *cohort.task.metrics)}
         width = max(1, min(int(self.index.counts.max(initial=1)), 64))
         prepared = self._prepared_bytes(personal)
+        longest = int(self.index.counts.max(initial=0))
+        self._check_room(longest)
+        prepared += longest * self.sets.sample_bytes
         each = width * (cohort.sample_bytes + cohort.activations) + prepared
         measured = cohort.footprint.scoring(width) + width * cohort.sample_bytes + prepared
         limit = cohort.plan.clients_a_call(cohort.task, work, each, measured)
         order = np.argsort(-self.index.counts, kind="stable")
+        whole = {name: np.full(len(self.clients), np.nan) for name in self.sets.names}
         for start in range(0, len(order), limit):
             rows = order[start : start + limit]
             picked = self._prepared(personal, model, store, self.clients[rows])
             counts = self.index.counts[rows]
             longest = int(counts.max())
             padded = torch.as_tensor(self.index.rows(rows).padded(longest), device=cohort.plan.device).long()
+            parts: list[list[Part]] = [[] for _ in rows]
             for begin in range(0, longest, width):
                 part = padded[:, begin : begin + width]
                 inputs, targets = cohort.samples(part)
@@ -198,10 +241,17 @@ class Evaluator:
                 real = np.arange(begin, begin + part.shape[1]) < counts[:, None]
                 for name, values in vmap(cohort.task.measures)(outputs, targets).items():
                     sums[name][rows] += np.where(real, values.double().cpu().numpy(), 0).sum(1)
+                for place, count in enumerate(real.sum(1).tolist() if self.sets else ()):
+                    both = (trees.at(tree, (place, slice(count))) for tree in (outputs, targets))
+                    parts[place] += [self.sets.part(*both)] if count else []
+            for row, own in zip(rows.tolist(), parts, strict=True):
+                for name, value in self.sets.measured(own).items() if own else ():
+                    whole[name][row] = value
         with np.errstate(invalid="ignore"):
-            return {
+            means = {
                 name: total / np.where(self.index.counts, self.index.counts, np.nan) for name, total in sums.items()
             }
+        return self._in_order(means | whole)
 
     @torch.no_grad()
     def models(self, personal: Personal, model: Tensor, store: ClientStore) -> Tensor:
@@ -226,7 +276,9 @@ class Evaluator:
         state = {name: values[0] for name, values in prepared.items()}
         inputs, targets = cohort.samples(rows)
         outputs = job.predict(personal.work, task, model, state, inputs)
-        return _means(task, outputs, targets, ("loss", *task.metrics))
+        self._check_room(len(rows))
+        found = self.sets.measured([self.sets.part(outputs, targets)]) if self.sets else {}
+        return _means(task, outputs, targets, ("loss", *task.metrics)) | found
 
     def _prepared_bytes(self, personal: Personal) -> int:
         """Bound the bytes that a client's preparation takes."""
@@ -271,24 +323,32 @@ def evaluators(cohort: Cohort, population: Population, clients: NDArray[np.int64
 
 
 def distribution(
-    prefix: str, measures: dict[str, FloatArray], importance: FloatArray, counts: NDArray[np.int64]
+    prefix: str,
+    measures: dict[str, FloatArray],
+    importance: FloatArray,
+    counts: NDArray[np.int64],
+    of_sets: Collection[str] = (),
 ) -> dict[str, float]:
     """Summarise measures of clients: the weighted mean, and over clients the mean, the standard deviation and the worst
     10th percentile (of T clients the (T / 10)-th worst, at least the worst). Clients without samples in the split do
-    not count."""
+    not count. Those `of_sets` are not defined for every client: who has NaN is left out, and counted."""
     known = (counts > 0) & (importance > 0)
     if not known.any():
         return {}
     weights = importance[known]
     summary: dict[str, float] = {}
     for name, values in measures.items():
-        seen = values[known]
-        if not np.isfinite(seen).all():  # diverged: no spread to speak of
+        seen, counted, down = values[known], weights, name == "loss"
+        if name in of_sets:
+            defined, down = ~np.isnan(seen), lower_is_better(name)
+            seen, counted = seen[defined], weights[defined]
+            summary |= {} if defined.all() else {f"{prefix}_{name}{UNDEFINED}": float((~defined).sum())}
+        if not len(seen) or not np.isfinite(seen).all():  # diverged, or defined for nobody: no spread to speak of
             summary |= {f"{prefix}_{name}{part}": float("nan") for part in OVER_CLIENTS}
             continue
-        summary[f"{prefix}_{name}"] = float(np.average(seen, weights=weights))
+        summary[f"{prefix}_{name}"] = float(np.average(seen, weights=counted))
         summary[f"{prefix}_{name}_mean"] = float(seen.mean())
         summary[f"{prefix}_{name}_std"] = float(seen.std())
-        worst_first = np.sort(seen)[:: -1 if name == "loss" else 1]
+        worst_first = np.sort(seen)[:: -1 if down else 1]
         summary[f"{prefix}_{name}_worst_decile"] = float(worst_first[max(0, len(seen) // 10 - 1)])
     return summary

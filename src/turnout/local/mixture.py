@@ -129,7 +129,7 @@ class MixtureTask(Task):
         one, total = self.component, self.components * self.component.examine(inputs, targets)
         if "loss" in one.coupled:
             raise UserError(f"algorithm: a mixture weighs the losses of single samples, and {one.alone}")
-        self.loss, self.metrics, self.layer_shapes = one.loss, one.metrics, one.layer_shapes
+        self.loss, self.metrics, self.sets, self.layer_shapes = one.loss, one.metrics, one.sets, one.layer_shapes
         self.coupled, self.alone, self.draws, self.recomputes = one.coupled, one.alone, one.draws, one.recomputes
         self.idle = one.idle
         return total

@@ -112,6 +112,19 @@ class RoundStep(Schedule):
         return self.drop ** torch.floor(number / self.every)
 
 
+@dataclass(frozen=True)
+class RoundExponential(Schedule):
+    """Fall by the same factor from each version to the next: `decay^t`, as `local.lr_decay` says shorter."""
+
+    section: ClassVar[str] = "local.round_exponential"
+    in_job: ClassVar[bool] = False
+
+    decay: Fraction = 0.95  # what the learning rate is multiplied by from one version to the next
+
+    def factor(self, number: Tensor, steps: Tensor) -> Tensor:
+        return self.decay**number
+
+
 def _cosine(gone: Tensor, floor: float) -> Tensor:
     return floor + (1 - floor) * (1 + torch.cos(math.pi * gone)) / 2
 
@@ -143,4 +156,5 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "round_warmup": RoundWarmup,
     "round_cosine": RoundCosine,
     "round_step": RoundStep,
+    "round_exponential": RoundExponential,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from turnout.core.errors import UserError, unknown
-from turnout.core.statistics import OVER_CLIENTS, interval
+from turnout.core.statistics import OVER_CLIENTS, interval, lower_is_better
 from turnout.record.views import Columns
 from turnout.report.read import Recorded, labels, settings
 
@@ -22,7 +22,7 @@ _SPLITS = ("train_", "validation_", "test_", "central_", "unseen_")  # how the n
 
 @dataclass(frozen=True)
 class Target:
-    """A loss is to be at most this, anything else at least this."""
+    """A loss or an error is to be at most this, anything else at least this."""
 
     measure: str
     value: float
@@ -38,9 +38,9 @@ class Target:
     def __str__(self) -> str:
         return f"{self.measure.replace('_', ' ')} {self.value:g}"
 
-    def check(self, metrics: Iterable[str]) -> None:
-        """Raise unless a task with these metrics can measure it."""
-        allowed = [f"{split}{name}{part}" for split in _SPLITS for name in ("loss", *metrics) for part in OVER_CLIENTS]
+    def check(self, measured: Iterable[str]) -> None:
+        """Raise unless a task that measures these can measure it."""
+        allowed = [f"{split}{name}{part}" for split in _SPLITS for name in measured for part in OVER_CLIENTS]
         if self.measure.removeprefix("unseen_") not in allowed:
             raise unknown("--target", self.measure, allowed)
 
@@ -49,7 +49,7 @@ class Target:
         values = rounds.get(self.measure)
         if values is None:
             return None
-        reached = np.flatnonzero(values <= self.value if "loss" in self.measure else values >= self.value)
+        reached = np.flatnonzero(values <= self.value if lower_is_better(self.measure) else values >= self.value)
         return int(reached[0]) if len(reached) else None
 
 

@@ -59,6 +59,25 @@ def combinations(source: str, words: Sequence[str], target: Target | None = None
     return [_combination(source, choices, values, target) for values in itertools.product(*choices.values())]
 
 
+def repeated(source: str, overrides: Sequence[str]) -> list[Combination]:
+    """The runs of a configuration that asks for several seeds, `run.seeds=0..4`: each of an ordinary configuration."""
+    given = [tuple(part.strip() for part in text.partition("=")[::2]) for text in overrides]
+    choices: dict[str, Values] = {option: (value,) for option, value in given if option != "run.seeds"}
+    choices |= {"run.seeds": ("[]",)}  # of those, none
+    if "run.seed" in choices:
+        raise UserError("run.seed: run.seeds asks for several; leave one of them out")
+    seeds = config.read(source, list(overrides)).get("run", {}).get("seeds")
+    many = several("run.seeds", seeds) if isinstance(seeds, str) else tuple(map(str, seeds or ()))
+    if not many or not all(re.fullmatch(r"-?\d+", seed) for seed in many):
+        raise UserError(f"run.seeds: {seeds!r} are not whole numbers; write 0..4 or [0, 1, 2]")
+    return [
+        _combination(
+            source, {**choices, "run.seed": many}, (*(value for (value,) in choices.values()), seed), None, "seeds"
+        )
+        for seed in many
+    ]
+
+
 def _choice(word: str) -> tuple[str, Values]:
     """`lr=0.1,0.2`: the option's full name, and its values."""
     written, _, given = (part.strip() for part in word.partition("="))
@@ -71,13 +90,15 @@ def _choice(word: str) -> tuple[str, Values]:
     return option, several(option, given)
 
 
-def _combination(source: str, choices: dict[str, Values], values: Values, target: Target | None) -> Combination:
+def _combination(
+    source: str, choices: dict[str, Values], values: Values, target: Target | None, kind: str = "sweep"
+) -> Combination:
     chosen = dict(zip(choices, values, strict=True))
     names = [option for option in chosen if option.endswith(".name")]  # another thing has other options: it comes first
     overrides = [f"{option}={chosen[option]}" for option in dict.fromkeys([*names, *chosen])]
     settings = config.read(source, overrides)
     run = {"name": "run", "folder": "runs", **settings.get("run", {})}
-    above = Path(str(run["folder"])) / (f"{run['name']}" if "run.name" in chosen else f"{run['name']}-sweep")
+    above = Path(str(run["folder"])) / (f"{run['name']}" if "run.name" in chosen else f"{run['name']}-{kind}")
     named = {o: value for o, value in chosen.items() if not o.startswith("run.") or len(choices[o]) > 1}
     if "run.seed" in chosen:
         named["run.seed"] = named.pop("run.seed", chosen["run.seed"])  # seeds last
@@ -87,7 +108,7 @@ def _combination(source: str, choices: dict[str, Values], values: Values, target
         overrides.append("engine.threads=1")  # runs share the cores, and their bits do not depend on how many there are
     experiment, _, complete = config.build(config.read(source, overrides))
     if target is not None:
-        target.check(experiment.task.metrics)
+        target.check(experiment.task.measured)
     return Combination(folder, overrides, _state(folder, config.as_toml(complete)))
 
 

@@ -20,9 +20,11 @@ import numpy as np
 from turnout.clients.population import Population
 from turnout.config import config, registry
 from turnout.core.errors import UserError, unknown
+from turnout.core.statistics import UNDEFINED, lower_is_better
 from turnout.data.partition import split
 from turnout.plan.choices import grid, listed
 from turnout.run.experiment import Experiment, execute
+from turnout.server.server import Server
 from turnout.server.stopping import Evaluation
 
 DEFAULT = "local.lr=1e-5..1"
@@ -158,7 +160,7 @@ class Tuning:
     def experiment(self, overrides: list[str]) -> Experiment:
         """The run as configured, except that it ends with rounds or time, and is evaluated once, without test data."""
         experiment, _, complete = config.build(config.read(self.source, overrides))
-        allowed = [f"{part}_{name}" for part in ("validation", "train") for name in ("loss", *experiment.task.metrics)]
+        allowed = [f"{part}_{name}" for part in ("validation", "train") for name in experiment.task.measured]
         if self.measure not in allowed:
             raise UserError(f"--measure: {self.measure!r} cannot be tuned on; allowed: {', '.join(allowed)}")
         on_train = self.measure.startswith("train")
@@ -166,13 +168,13 @@ class Tuning:
         return replace(
             experiment,
             population=without_test_data(experiment.population, fraction, required=not on_train),
-            stopping=replace(experiment.stopping, target=None),
+            stopping=replace(experiment.stopping, target=None, judge=None, patience=None),
             evaluation=Evaluation(rounds=None, train=on_train),
         )
 
     def search(self, scheme: str, report: Report) -> Tuned:
         """The first values of every option, then the neighbours of the best until all of them have been tried."""
-        found = Tuned(scheme, self.measure.endswith("loss"))
+        found = Tuned(scheme, lower_is_better(self.measure))
         waiting = list(itertools.product(*(choice.first for choice in self.choices)))
         while waiting and len(found.trials) < self.points:
             trial = self._try(scheme, waiting.pop(0))
@@ -202,11 +204,18 @@ class Tuning:
 
     def _run(self, overrides: list[str], seed: int) -> Run:
         server = execute(self.experiment([*overrides, f"run.seed={seed}"])).server
-        value = server.measures.get(self.measure.replace("validation_", "test_"))
+        measured = self.measure.replace("validation_", "test_")
+        value = server.measures.get(measured)
         if value is None:
             raise UserError(f"--measure: nobody is left at the end of the run to take {self.measure} of")
-        diverged = not math.isfinite(value) or (server.stopped or "").startswith("diverged")
+        if server.measures.get(f"{measured}{UNDEFINED}") and math.isnan(value) and not self._diverged(server):
+            raise UserError(f"--measure: {self.measure} is not defined for any client at the end of the run")
+        diverged = not math.isfinite(value) or self._diverged(server)
         return Run(seed, None if diverged else value, server.version, server.now)
+
+    @staticmethod
+    def _diverged(server: Server) -> bool:
+        return (server.stopped or "").startswith("diverged")
 
 
 def _algorithm(source: str, overrides: list[str]) -> Any:

@@ -27,14 +27,14 @@ CARD = "model_card.md"
 PERSONAL = "personal.safetensors"  # the models of clients, a row a client in every tensor
 FORMAT = 2  # of a run's folder; those of format 1, which they do not say, have no manifest
 _FILES = (
-    "config.toml", "plan.json", "log.txt", "result.json", "model.safetensors", "clients.parquet", "report.html",
-    "overlay.svg", "names.json", "preprocess.json", PERSONAL, CARD,
+    "config.toml", "plan.json", "log.txt", "result.json", "start.safetensors", "model.safetensors", "best.safetensors",
+    "clients.parquet", "report.html", "overlay.svg", "names.json", "preprocess.json", PERSONAL, CARD,
 )  # fmt: skip
 READ = (MANIFEST, "config.toml", "plan.json", "result.json")  # what every command that shows a run needs
 RECORDS = ("history", "jobs", "detectors", "arrivals")  # tables: segments that are written once
 _FOLDERS = (*RECORDS, "checkpoints", "sensitivity", "unlearning")
 # of an unfinished run, beside what lasts
-_UNDER_WAY = ("config.toml", "plan.json", "log.txt", "names.json", "preprocess.json")
+_UNDER_WAY = ("config.toml", "plan.json", "log.txt", "start.safetensors", "names.json", "preprocess.json")
 _GROWING = ("log.txt", "table.jsonl")  # lines are added behind what the manifest knows
 _MISSING, _CHANGED = "is missing", "is damaged: it is not what was written"
 

@@ -3,7 +3,7 @@ over virtual time or rounds, seeds of one setting as one line with a band."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -15,7 +15,7 @@ import numpy as np
 from turnout.core.errors import UserError, unknown
 from turnout.core.imports import optional
 from turnout.core.random import FloatArray, IntArray
-from turnout.core.statistics import OVER_CLIENTS
+from turnout.core.statistics import OVER_CLIENTS, UNDEFINED
 from turnout.record.curves import line_chart
 
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -234,11 +234,17 @@ class Views:
 def _measures(measures: dict[str, float | None]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("measure", *OVER_CLIENTS.values()))
     rows = []
-    for name in (name for name in measures if not name.endswith(_PARTS)):  # not how one is spread over clients
+    for name in (name for name in measures if not name.endswith((*_PARTS, UNDEFINED))):  # not how one is spread
         values = [measures.get(name + part) for part in OVER_CLIENTS]
         cells = "".join(f"<td>{'' if value is None else f'{value:.4f}'}</td>" for value in values)
-        rows.append(f"<tr><td>{escape(name.replace('_', ' '))}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{escape(defined(name, measures))}</td>{cells}</tr>")
     return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
+
+
+def defined(name: str, measures: Mapping[str, float | None]) -> str:
+    """What a measure is called for people, with how many clients it is not defined for."""
+    words, count = name.replace("_", " "), measures.get(name + UNDEFINED)
+    return f"{words} (not defined for {count:.0f})" if count else words
 
 
 def _audit(outcome: dict[str, Any]) -> list[str]:

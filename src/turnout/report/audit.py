@@ -13,7 +13,7 @@ import numpy as np
 from turnout.core.names import called, listed
 from turnout.core.random import FloatArray
 from turnout.core.statistics import without_round_off
-from turnout.record.views import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure
+from turnout.record.views import COLOURS, Figure, Line, axis_of, banded, chart, colour, figure, telling
 from turnout.report.blocks import Block, Chart, Grid, Words, charts, number
 from turnout.report.read import Recorded
 
@@ -163,7 +163,9 @@ def _staleness(groups: Groups, names: Sequence[str]) -> list[Chart]:
 def _served(groups: Groups, names: Sequence[str]) -> list[Block]:
     """How well the model serves each client, where it was evaluated client by client."""
     tables = [run.clients() for group in groups for run in group]
-    columns = ("test_accuracy", "train_accuracy", "test_loss", "train_loss")
+    judged = telling(groups[0][0].rounds()) if groups and groups[0] else None
+    said = ("_".join(judged),) if judged is not None and judged[1] != "loss" else ()
+    columns = ("test_accuracy", "train_accuracy", *said, "test_loss", "train_loss")
     column = next((name for name in columns if tables and all(name in table for table in tables)), None)
     if column is None:
         return []

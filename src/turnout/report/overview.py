@@ -46,6 +46,8 @@ def result(groups: Groups, names: Sequence[str]) -> list[Block]:
         table[WORST_PERCENTILE] = lambda runs: several([run.last(f"{split}_{metric}_worst_decile") for run in runs])
         if metric != "loss":
             table[f"{split} loss"] = lambda runs: several([run.last(f"{split}_loss") for run in runs])
+    if all(run.summary.get("best") for group in groups for run in group):
+        table["best model in round"] = lambda runs: several([run.summary["best"]["round"] for run in runs])
     table["rounds"] = lambda runs: several([run.last("round") for run in runs])
     table["virtual time"] = lambda runs: span([run.last("time") or 0.0 for run in runs], duration)
     table["clients heard"] = lambda runs: several([run.last("heard") for run in runs])

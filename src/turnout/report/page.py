@@ -21,7 +21,7 @@ from turnout.core.files import write_text
 from turnout.core.imports import missing
 from turnout.core.version import VERSION
 from turnout.record.run_folder import CARD, reseal
-from turnout.report import audit, overview, panels, read, timeline
+from turnout.report import audit, confusion, overview, panels, read, timeline
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
 
@@ -99,6 +99,7 @@ def sections(groups: list[list[Recorded]], names: list[str]) -> list[Section]:
         ("setting", "What was run", overview.setting(groups, names)),
         ("curves", "Curves", overview.learning(groups, names)),
         ("timeline", "Timeline", [Timelines(lanes)] if lanes else []),
+        ("classes", "Which class is taken for which", confusion.confusion(groups, names)),
         ("audit", "Turnout audit: whose data counted", audit.audit(groups, names)),
         ("costs", "Communication, energy, waste", overview.costs(groups, names)),
         ("method", "What is special to the method", special),

@@ -21,7 +21,7 @@ from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
 from turnout.record.views import Columns, Views
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
-FREE = ("name", "folder", "seed", "report", "checkpoint_every")
+FREE = ("name", "folder", "seed", "seeds", "report", "checkpoint_every")
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,6 +27,7 @@ from turnout.record.signed import check_resumable, record_end
 from turnout.record.unlearning import Unlearning
 from turnout.record.views import Columns, Views
 from turnout.record.watch import Screening, Watch
+from turnout.run.start import KEPT
 from turnout.server.checkpoint import Checkpoints
 from turnout.server.observer import Observer
 from turnout.server.privacy import Privacy
@@ -37,7 +38,7 @@ from turnout.server.stopping import Evaluation, Stopping
 from turnout.task.task import Task
 
 MOST_KEPT = 1 << 30  # bytes of models of clients that a run leaves behind
-_RESUMED = ("config.toml", "plan.json")  # what a run needs to go on; a checkpoint knows what else it needs
+_RESUMED = ("config.toml", "plan.json", KEPT)  # what a run needs to go on; a checkpoint knows what else it needs
 
 
 @dataclass
@@ -56,9 +57,25 @@ class Experiment(Spelt):
     screening: Screening | None = None  # detectors that look at updates before they count
     privacy: Privacy | None = None  # noise that hides what a client has contributed
     former: str = ""  # the fingerprint that version 0.1 gave to the same configuration
+    started_from: str = ""  # whose model the task begins with, which the run keeps; "": what the seed draws
 
     def __post_init__(self) -> None:
         self.task, self.population = self.task.seeded(self.seed), self.population.seeded(self.seed)
+        if self.stopping.patience is not None and self.evaluation.rounds is self.evaluation.seconds is None:
+            raise UserError("run.patience: it counts evaluations; give evaluation.rounds or evaluation.seconds")
+
+    def check_one_model(self, option: str) -> None:
+        """Raise where a client that is to be forgotten may count in another model than the last."""
+        if self.started_from:
+            raise UserError(
+                f"{option}: the run begins with the model of {self.started_from}, in which a client may count already, "
+                "so that nothing here could forget it; leave out run.start"
+            )
+        if self.stopping.judged_by is not None:
+            raise UserError(
+                f"{option}: the best model is kept beside the last and would hold what a forgotten client has "
+                "contributed; leave out run.judge and run.patience"
+            )
 
 
 @dataclass(repr=False)
@@ -88,9 +105,26 @@ class Result(Views):
         """Give the final global model, flat, `[P]`."""
         return self.server.output
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Give the round, virtual seconds and measures of the best model, where `Stopping` has a judge or patience."""
+        found = self.server._rounds.best.found
+        return None if found is None else {"judge": self.server.stopping.judged_by, **found._asdict()}
+
+    @property
+    def best_model(self) -> torch.Tensor | None:
+        """Give the best global model, flat, `[P]`, likewise."""
+        model = self.server._rounds.best.model
+        return None if model is None else model.to(self.model)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Give the final model for the user's own module: `module.load_state_dict(result.state_dict())`."""
         return {name: value.cpu() for name, value in self.server.task.state_dict(self.server.output).items()}
+
+    def confusion(self) -> dict[str, Any] | None:
+        """Give the confusion matrix over all clients of test samples, `counts[right][chosen]`, where a measure of
+        classes of a whole set was asked for (`task.metrics=auc`); None elsewhere."""
+        return self.server._measurement.confusion(self.server)
 
     def rounds(self) -> Columns:
         """Give a row a round, as arrays by column; `frame()` is the same as a pandas data frame."""
@@ -127,6 +161,7 @@ class Result(Views):
         }
         chosen = getattr(server.algorithm, "chosen_deadline", None)
         found |= {} if chosen is None else {"deadline": chosen}
+        found |= {} if self.best is None else {"best": self.best}
         return found | ({"privacy": self.privacy} if self.privacy else {})
 
 
@@ -141,6 +176,8 @@ def simulate(
     seconds: float | None = None,
     target: float | None = None,
     measure: str = "test_accuracy",
+    judge: str | None = None,
+    patience: int | None = None,
     evaluation: Evaluation | None = None,
     plan: Plan | None = None,
     unlearning: Unlearning | None = None,
@@ -155,14 +192,15 @@ def simulate(
     >>> result = turnout.simulate(task, population, turnout.FedAvg(turnout.LocalSGD(lr=0.1)), rounds=50)
     >>> result.measures["test_accuracy"], result.audit.never_heard
 
-    `rounds`, virtual `seconds` and the `target` of a `measure` are the `Stopping` rule; the rest is of `Experiment`.
+    `rounds`, virtual `seconds`, the `target` of a `measure` and `patience` are the `Stopping` rule, which also says by
+    which measure of validation samples the best model is kept, `judge`; the rest is of `Experiment`.
     """
     experiment = Experiment(
         task,
         population,
         algorithm,
         seed,
-        Stopping(rounds, seconds, target, measure),
+        Stopping(rounds, seconds, target, measure, judge, patience),
         evaluation or Evaluation(),
         plan or Plan(),
         unlearning=unlearning,
@@ -262,6 +300,8 @@ def _execute(
         if configuration is not None:
             write_text(run.path / "config.toml", configuration)
         _write_origin(experiment.population, run.path)
+        if experiment.started_from and not resume:
+            _write_model(experiment.task, experiment.task.initial, run.path / KEPT)
         plan_file.write(server)
         run.seal()
     try:
@@ -287,6 +327,7 @@ def _sensitivity(experiment: Experiment, folder: Path | None, resume: bool) -> S
         raise UserError(f"resume: clients of {folder} were forgotten; going on would train with them again")
     if experiment.unlearning is None or not experiment.unlearning.track:
         return None
+    experiment.check_one_model("unlearning.track")
     check_forgettable(experiment.algorithm, experiment.task, experiment.population)
     if resume and folder is not None:
         check_resumable(folder)
@@ -336,14 +377,22 @@ def _write_served(server: Server, folder: Path) -> dict[str, Any]:
     return {"served": "own models"}
 
 
+def _write_model(task: Task, model: torch.Tensor, path: Path) -> None:
+    """Write a model `[P]` for the user's own module, without what is frozen."""
+    state = {name: value.cpu() for name, value in task.state_dict(model).items() if name not in task.frozen}
+    write_tensors(path, {name: value.contiguous() for name, value in state.items()})
+
+
 def _write_result(result: Result, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    left_out = result.server.task.frozen
-    state = {name: value.contiguous() for name, value in result.state_dict().items() if name not in left_out}
-    write_tensors(folder / "model.safetensors", state)
+    _write_model(result.server.task, result.model, folder / "model.safetensors")
+    if result.best_model is not None:
+        _write_model(result.server.task, result.best_model, folder / "best.safetensors")
     clients = {name: pa.array(values) for name, values in result.clients().items()}
     write_durably(folder / "clients.parquet", lambda path: pq.write_table(pa.table(clients), path))
     summary = {**result.summary(), "clients": result.audit.by_client(), **_write_served(result.server, folder)}
+    if (confusion := result.confusion()) is not None:
+        summary["confusion"] = confusion
     write_text(folder / "result.json", as_json_text(summary))

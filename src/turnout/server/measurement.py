@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,17 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.core import random
+from turnout.core import random, trees
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
 from turnout.core.trees import Tree
-from turnout.engine.evaluate import Evaluator, Personal, distribution, evaluators, sample_measures, set_measures
+from turnout.engine.evaluate import (
+    Evaluator,
+    Personal,
+    distribution,
+    evaluators,
+    gathered,
+    sample_measures,
+    set_measures,
+)
 from turnout.local.exchange import NORMS
 from turnout.task.examine import examine_test
+from turnout.task.set_metrics import Counting
+from turnout.task.sets import Sets
 
 if TYPE_CHECKING:
     from turnout.server.server import Server
 
+MOST_CLASSES = 100  # of which a confusion matrix is kept
 ByClient = tuple[IntArray, dict[str, FloatArray], IntArray]  # clients, their measures by name, their samples
 
 
@@ -44,6 +56,7 @@ class Measurement:
 
     def __init__(self, evaluators: dict[str, Evaluator]) -> None:
         self.evaluators = evaluators  # by split
+        self.elsewhere = False  # whether samples are, with the clients of a deployment
         self._central: tuple[Tree, Tree] | None = None
 
     def central(self, server: Server) -> tuple[Tree, Tree]:
@@ -58,9 +71,10 @@ class Measurement:
         """Compute federated loss and metrics of a model `[P]` by split, and those on the central test set."""
         population, measures = server.whole_population, dict[str, float]()
         for split, (clients, values, counts) in server.client_measures(model).items():
-            measures |= distribution(split, values, population.importance_at(server.now)[clients], counts)
-            unseen = ~population.joined(clients, server.now)
-            measures |= distribution(f"unseen_{split}", values, unseen * population.base_importance[clients], counts)
+            sets, unseen = server.task.sets.names, ~population.joined(clients, server.now)
+            measures |= distribution(split, values, population.importance_at(server.now)[clients], counts, sets)
+            unseen_importance = unseen * population.base_importance[clients]
+            measures |= distribution(f"unseen_{split}", values, unseen_importance, counts, sets)
         if population.central is not None and self.personal(server, False) is None:
             measures |= self._on_central(server, model)
         return measures
@@ -72,7 +86,25 @@ class Measurement:
             central = sample_measures(server.task, model, inputs, targets, chunk)
             found = {name: float(sample.mean()) for name, sample in central.items()}
             found |= set_measures(server.task, model, inputs, targets)
-        return {f"central_{name}": found[name] for name in ("loss", *server.task.metrics)}
+            if sets := server.task.sets:
+                sets.check_room(trees.rows(targets), server.plan.memory_mib)
+                found |= sets.measured(gathered(server.task, sets, model, inputs, targets, chunk))
+        return {f"central_{name}": found[name] for name in server.task.measured}
+
+    def confusion(self, server: Server) -> dict[str, Any] | None:
+        """Count samples of each class, a row, by the class that is chosen, a column, over all clients as they are
+        served: of test samples, else of those for validation or training. None where no measure of classes of a whole
+        set is asked for, or there are too many."""
+        sets = server.task.sets
+        if self.elsewhere or not 1 < sets.classes <= MOST_CLASSES:
+            return None
+        split = next(split for split in ("test", "validation", "train") if split in self.evaluators)
+        counting = Counting(sets.classes)
+        asked = Sets(sets.loss, {counting.name: counting}, sample_bytes=sets.sample_bytes)
+        with server.cohort.all_threads(), torch.no_grad():
+            self._served(server, replace(self.evaluators[split], instead=asked), server.output)
+        whole = counting.counts.astype(np.int64)
+        return {"split": split, "counts": (whole if (whole == counting.counts).all() else counting.counts).tolist()}
 
     def by_client(self, server: Server, model: Tensor) -> dict[str, ByClient]:
         """Give, by split, the clients evaluated, their measures, and how many samples of it they have."""

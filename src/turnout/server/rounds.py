@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core.random import FloatArray, IntArray
+from turnout.local.sgd import Named
+from turnout.server.best import Best
 from turnout.server.jobs import ARRIVED, CANCELLED, Job, Some, Wave, mark_logged, together
 from turnout.server.observer import Round
-from turnout.server.state import Facts
+from turnout.server.state import Facts, unnest
 from turnout.server.updates import Updates
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Rounds:
         self.tally = dict.fromkeys(("invited", "arrived", "failed", "cancelled", "bytes_down", "bytes_up"), 0)
         self.notes: dict[str, float] = {}  # what the algorithm says of it
         self.evaluated_at = 0.0  # seconds, of the last evaluation
+        self.best = Best()
 
     def run(self, server: Server) -> Iterator[int]:
         """Yield the version before each round, until the stop rule; close, checkpoint and open between two."""
@@ -43,6 +46,7 @@ class Rounds:
                     observer.on_checkpoint(server)
                 server.checkpoints.save(server)
             server.stopped = server.stopped or server.stopping.reason(server.version, server.now, server.measures)
+            server.stopped = server.stopped or self.best.reason(server.stopping)
             if server.stopped:
                 return
             self.open = True
@@ -117,9 +121,16 @@ class Rounds:
         if not last and not server.evaluation.due(version, now, self.evaluated_at):
             return {}
         measures = server.evaluate()
-        if not all(np.isfinite(value) for name, value in measures.items() if name.endswith("_loss")):
+        of_sets = tuple(f"_{name}" for name in server.task.sets.names)  # which may be undefined
+        losses = (name for name in measures if name.endswith("_loss") and not name.endswith(of_sets))
+        if not all(np.isfinite(measures[name]) for name in losses):
             server.diverge("the loss is no longer finite")
         return measures
+
+    def evaluated(self, server: Server) -> None:
+        """Note that the model has just been evaluated."""
+        self.evaluated_at = server.now
+        self.best.judge(server)
 
     def _jobs(self, version: int) -> tuple[Sequence[Job], FloatArray, IntArray]:
         """List the jobs that counted, then those that only ended; with weights `[k]` and staleness `[k]`."""
@@ -156,8 +167,10 @@ class Rounds:
 
     def save(self) -> Facts:
         """Give what is known between two rounds, but for jobs."""
-        return {"evaluated_at": self.evaluated_at, "tally": self.tally, "linear": self.record.linear}
+        facts, _ = self.best.save()
+        return {"evaluated_at": self.evaluated_at, "tally": self.tally, "linear": self.record.linear, "best": facts}
 
-    def load(self, facts: Facts) -> None:
+    def load(self, facts: Facts, tensors: Named) -> None:
         self.evaluated_at, self.tally = facts["evaluated_at"], facts["tally"]
         self.record.linear = facts["linear"]
+        self.best.load(facts.get("best", {}), unnest("best", tensors))

@@ -22,6 +22,7 @@ from turnout.clients.online import OnlineSet
 from turnout.clients.population import Population
 from turnout.core.errors import UserError
 from turnout.core.random import FloatArray, IntArray
+from turnout.core.statistics import undefined
 from turnout.core.threads import threads
 from turnout.engine.evaluate import Evaluator
 from turnout.engine.plan import Plan
@@ -299,7 +300,8 @@ class Server:
                 if self.cohort.falls_back:
                     self.log("one_by_one", why=self.task.alone)
                 reset_state(self.algorithm)
-                self.evaluate()
+                for name, clients in undefined(self.evaluate()).items():
+                    self.log("undefined_measure", measure=name, clients=clients)
                 self.algorithm.begin(self)
                 self.begun = True
             self.algorithm.run(self)
@@ -325,7 +327,7 @@ class Server:
     def evaluate(self) -> dict[str, float]:
         """Measure the output, and tell the observers; takes no time."""
         self.measures = self.measure(self.output)
-        self._rounds.evaluated_at = self.now
+        self._rounds.evaluated(self)
         for observer in self.observers:
             observer.on_evaluate(self, self.measures)
         return self.measures
@@ -363,7 +365,7 @@ class Server:
         tensors = {"model": self.model, "heard": torch.as_tensor(self.heard)}
         tensors |= nest("algorithm", algorithm_tensors) | nest("optimiser", optimiser_tensors)
         tensors |= nest("law", self.law.last) | nest("held", self.held.tensors) | self._absent.save()
-        tensors |= nest("store", self._store.save())
+        tensors |= nest("store", self._store.save()) | nest("best", self._rounds.best.save()[1])
         for name, observer in self._named_observers():
             facts["observers"][name], observer_tensors = observer.save()
             tensors |= nest(name, observer_tensors)
@@ -375,7 +377,7 @@ class Server:
         self.model, self.heard = tensors["model"].to(device), tensors["heard"].numpy().copy()
         self._count_heard = int(self.heard.sum())
         self.version, self.begun, self.measures = facts["version"], facts["begun"], facts["measures"]
-        self._rounds.load(facts)
+        self._rounds.load(facts, tensors)
         self._absent = Absent.saved(tensors)
         load_state(self.algorithm, facts["algorithm"], unnest("algorithm", tensors), device)
         load_state(self.optimiser, facts["optimiser"], unnest("optimiser", tensors), device)

@@ -20,6 +20,7 @@ from turnout.core.errors import UserError, reason
 from turnout.core.imports import name_of
 from turnout.core.threads import one_thread
 from turnout.task.losses import SampleFunction
+from turnout.task.metrics import Given
 from turnout.task.task import Task
 
 Arrays = dict[str, NDArray[Any]]
@@ -129,7 +130,7 @@ class ArrayTask(Task):
         initial: Mapping[str, ArrayLike],
         predict: Predict,
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | None = None,
+        metrics: Given = None,
     ) -> None:
         arrays = {name: _array_of(f"task.initial: there is {name!r}", value) for name, value in initial.items()}
         for name, array in arrays.items():
@@ -170,7 +171,7 @@ class EnsembleTask(ArrayTask):
         capacity: Count,
         a_job: Count = 1,
         loss: str | SampleFunction = "cross_entropy",
-        metrics: Mapping[str, SampleFunction] | None = None,
+        metrics: Given = None,
     ) -> None:
         if _THERE in member:
             raise UserError(f"task.member: an array cannot be called {_THERE!r}; choose another name")

@@ -15,9 +15,11 @@ What a model does only with other samples, or only later, is not seen.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +32,8 @@ from turnout.core import trees
 from turnout.core.errors import UserError, reason, renamed
 from turnout.core.trees import Tree
 from turnout.task import losses, samples
-from turnout.task.metrics import fitting
+from turnout.task.metrics import ClassAccuracy, LabelAccuracy, fitting
+from turnout.task.sets import Sets, is_number
 from turnout.task.trial import Trial
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ class Findings(NamedTuple):
     """How a task's measures are computed."""
 
     measures: dict[str, Measure]  # each gives one value a sample
+    sets: Sets  # those of a whole set
     coupled: frozenset[str]  # those whose value of a sample depends on the others of its batch
     alone: str  # why clients are computed one after another; "": they need not be
     draws: bool  # whether the model's functions draw in training
@@ -99,25 +103,33 @@ def _examine(task: Task, inputs: Tree, targets: Tree, halved: bool) -> Findings:
         seen, couples = y, "the model's outputs have no row for each sample"
     losses.check_counted(task.loss, seen)
     measures, coupled = dict[str, Measure](), set[str]()
-    metrics = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics
+    metrics, functions = fitting(task.metrics, outputs, seen) if task.may_not_fit else task.metrics, {}
     for name, measure in {"loss": task.loss, **metrics}.items():
         option = "task.loss" if name == "loss" else f"task.metrics: {name}"
         with draws_nothing(f"{option}: it", device):
+            if name != "loss" and _measures_sets(measure, outputs, seen):
+                functions[name] = measure
+                continue
             uneven = losses.divides_by_what_counts(measure, targets)
             measures[name], depends = _by_sample(option, measure, outputs, seen, uneven)
         if depends or couples:
             coupled.add(name)
     if "loss" in coupled:
         couples = couples or "the loss looks at the other samples of a batch"
+    sets = replace(task.sets, functions={**task.sets.functions, **functions})
+    if sets:
+        importlib.import_module("sklearn.metrics")  # which itself draws something when it is imported
+        with draws_nothing("task.metrics: those of a whole set", device):
+            sets = sets.checked(outputs, seen)
     if not task.has_gradients:
-        return Findings(measures, frozenset(coupled), couples or alone, False, False)
+        return Findings(measures, sets, frozenset(coupled), couples or alone, False, False)
     trial = Trial(task, measures["loss"], params, x, y, close)
     with draws_nothing("model: its gradient", device):
         recomputes, idle = trial.tried()
         together = couples or alone  # why a sample's gradient depends on the others of its batch
         alone = together or trial.cannot_map() or (trial.cannot_map_halved() if halved else "")
     unmapped = bool(alone) and not together
-    return Findings(measures, frozenset(coupled), alone, trial.draws(), recomputes, idle, unmapped)
+    return Findings(measures, sets, frozenset(coupled), alone, trial.draws(), recomputes, idle, unmapped)
 
 
 def _pass_twice(task: Task, params: Tensor, x: Tree, close: tuple[float, float]) -> tuple[Any, str, str]:
@@ -174,6 +186,8 @@ def examine_test(task: Task, inputs: Tree, targets: Tree) -> None:
         outputs = _passed(task, task.initial, x, None)
         for name, measure in {"loss": task.loss, **task.metrics}.items():
             _measured("task.loss" if name == "loss" else f"task.metrics: {name}", measure, outputs, y)
+        if task.sets:
+            task.sets.checked(outputs, y)
 
 
 def largest(samples: Tree) -> Tree:
@@ -289,6 +303,16 @@ def _by_sample(
     return partial(_of_all if depends else _of_each, measure), depends
 
 
+def _measures_sets(measure: Measure, outputs: Any, targets: Tree) -> bool:
+    """Say whether a metric measures a whole set: it returns a number, and no tensor."""
+    if isinstance(measure, (ClassAccuracy, LabelAccuracy)):
+        return False
+    try:
+        return is_number(measure(outputs, targets))
+    except Exception:  # what is wrong with it is said where it is asked again
+        return False
+
+
 def _wide(measure: Measure, outputs: Any, targets: Tree) -> list[tuple[Tensor, Tensor]]:
     """A number for a whole batch and the mean of those of its samples, where outputs are so large that losses differ
     much: whether samples count the same is hard to see where all have nearly the same loss."""
@@ -310,7 +334,8 @@ def _measured(option: str, measure: Measure, outputs: Any, targets: Tree) -> Ten
         raise UserError(f"{option}: it cannot compare {compared}: {reason(error)}") from error
     if not isinstance(values, Tensor) or (values.ndim and values.shape != (trees.rows(targets),)):
         given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise UserError(f"{option}: it must return one value a sample, not shape {given}")
+        whole = "" if option == "task.loss" else "; or a number, of all samples together"
+        raise UserError(f"{option}: it must return one value a sample, not shape {given}{whole}")
     return values
 
 

@@ -1,4 +1,5 @@
-"""Metrics by name: one value a sample, the mean over its positions or labels; and what goes with a loss."""
+"""Metrics by name: one value a sample, the mean over its positions or labels, or of a whole set (`set_metrics.py`); and
+what goes with a loss."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from turnout.core.allowed import Count
 from turnout.core.errors import UserError, unknown
-from turnout.core.spelling import Spelt
 from turnout.core.trees import Tree
 from turnout.task.calls import answer, own_loss
-from turnout.task.losses import IGNORED, Bce, Classes, Dice, Hinge, Loss, SampleFunction, SquaredHinge, per_sample
+from turnout.task.losses import IGNORED, Bce, Classes, Dice, Hinge, SampleFunction, SquaredHinge, per_sample
+from turnout.task.reading import OF_LABELS, layout_of
+from turnout.task.set_metrics import SETS, Metric, SetMetric
+from turnout.task.sets import SetFunction
 
 
 @dataclass(frozen=True)
@@ -76,30 +79,6 @@ def _sign_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return per_sample((outputs * targets.view_as(outputs) > 0).to(torch.float32))
 
 
-@dataclass(frozen=True)
-class _ClassesSecond(Classes):
-    """Where classes stand for `nn.CrossEntropyLoss`."""
-
-    def seen(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return super().seen(outputs.movedim(1, -1), targets)
-
-
-def _layout(loss: Any) -> Classes | None:
-    """Say where outputs have their classes, by the loss; None: they have none."""
-    if isinstance(loss, Classes):
-        return loss
-    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return _ClassesSecond(loss.ignore_index)
-    numbers = isinstance(loss, Loss) or (
-        type(loss).__module__ == nn.MSELoss.__module__ and type(loss) not in _OF_CLASSES
-    )
-    return None if numbers else Classes()
-
-
-_OF_CLASSES = (nn.MultiMarginLoss, nn.CrossEntropyLoss, nn.NLLLoss)
-_OF_LABELS = {nn.BCEWithLogitsLoss: 0.0, nn.MultiLabelSoftMarginLoss: 0.0, nn.BCELoss: 0.5}
-
-
 def accuracy(loss: Any) -> SampleFunction | None:
     """Choose the accuracy that goes with a loss; None for losses of numbers. Whether it fits what a model says is known
     when a task is examined, where the loss is not one of ours."""
@@ -107,21 +86,11 @@ def accuracy(loss: Any) -> SampleFunction | None:
         return LabelAccuracy() if isinstance(loss, Bce) else _sign_accuracy
     if isinstance(loss, Dice):
         return _PixelAccuracy(loss)
-    if type(loss) in _OF_LABELS:
-        return LabelAccuracy(_OF_LABELS[type(loss)])
-    layout = _layout(loss)
+    if type(loss) in OF_LABELS:
+        return LabelAccuracy(OF_LABELS[type(loss)])
+    layout = layout_of(loss)
     # what a model with its own loss says of sequences may be of the next position
     return None if layout is None else ClassAccuracy(layout, flat=loss is own_loss)
-
-
-class Metric(Spelt):
-    """A metric by name."""
-
-    name: ClassVar[str]
-
-    def of(self, loss: Any) -> SampleFunction:
-        """Make what measures beside that loss."""
-        raise NotImplementedError
 
 
 class Accuracy(Metric):
@@ -146,17 +115,18 @@ class TopK(Metric):
     k: Count = 5  # classes
 
     def of(self, loss: Any) -> SampleFunction:
-        layout = _layout(loss)
+        layout = layout_of(loss)
         if layout is None:
             raise UserError("task.metrics: top_k is for losses of classes, and this one has none")
         return ClassAccuracy(layout, self.k)
 
 
-Given = Mapping[str, SampleFunction] | str | Sequence[str | Metric | SampleFunction] | None
-METRICS: dict[str, type[Metric]] = {"accuracy": Accuracy, "top_k": TopK}
+Measure = SetFunction | SetMetric  # a function of samples, too: what it returns tells
+Given = Mapping[str, Measure] | str | Sequence[str | Metric | SetFunction] | None
+METRICS: dict[str, type[Metric]] = {"accuracy": Accuracy, "top_k": TopK, **SETS}
 
 
-def chosen(metrics: Given, loss: Any) -> dict[str, SampleFunction]:
+def chosen(metrics: Given, loss: Any) -> dict[str, Measure]:
     """Make the metrics of that name, `accuracy,top_k`, or a list of names and metrics; functions stay what they
     are, in a list under their own names. None: the accuracy that goes with the loss."""
     if metrics is None:
@@ -165,12 +135,14 @@ def chosen(metrics: Given, loss: Any) -> dict[str, SampleFunction]:
     if isinstance(metrics, Mapping):
         return dict(metrics)
     names = [part.strip() for part in metrics.split(",") if part.strip()] if isinstance(metrics, str) else metrics
-    found: dict[str, SampleFunction] = {}
+    found: dict[str, Measure] = {}
     for part in names:
         if isinstance(part, str) and part not in METRICS:
             raise unknown("task.metrics", part, METRICS)
         metric = METRICS[part]() if isinstance(part, str) else part
         name = metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
+        if name in found:
+            raise UserError(f"task.metrics: {name} stands there twice")
         found[name] = metric.of(loss) if isinstance(metric, Metric) else metric
     return found
 

@@ -29,6 +29,8 @@ from turnout.task.inside import features_of, find_layer, look_inside
 from turnout.task.losses import SampleFunction
 from turnout.task.making import built, copied
 from turnout.task.norms import BatchNorm, Buffers, Tail, chosen, laid_out, rest_on_one_value
+from turnout.task.set_metrics import SetMetric
+from turnout.task.sets import Sets
 
 
 class Task(Spelt):
@@ -43,7 +45,8 @@ class Task(Spelt):
     returns its own; or any function of (outputs, targets) that returns one value a sample, or one for the batch. It may
     look at all samples of the batch. Losses by name and those of `torch.nn` are given the one tensor of the outputs
     that counts (a Hugging Face model's logits), a function of one's own all that the model returns. Unless `metrics`
-    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels.
+    are given, by name or as functions likewise, the accuracy is measured where targets are classes or labels. A
+    function that returns a number and no tensor measures a whole set.
 
     `prepare(inputs)` makes what the model is given of stored samples, `augment(inputs, key)` changes them in training,
     batch by batch where the model is: names, functions, or several one after another (`turnout.task.samples`).
@@ -65,6 +68,8 @@ class Task(Spelt):
     augmenting: samples.Parts = ()
     tail: Tail | None = None  # what changes in a pass beside the parameters; None: nothing
     fixed = False  # whether its statistics are held, for the job under way
+    sets = Sets()  # measures of a whole set; none as a rule
+    _named: tuple[str, ...] = ()  # metrics, in the order in which they were asked for
 
     def __init__(
         self,
@@ -92,7 +97,11 @@ class Task(Spelt):
         self._set_mode(True)
         self.loss = losses.chosen(loss)
         self._answers = isinstance(self.loss, (losses.Loss, _Loss))
-        self.metrics = measuring.chosen(metrics, self.loss)
+        measures = measuring.chosen(metrics, self.loss)
+        of_sets = {name: metric for name, metric in measures.items() if isinstance(metric, SetMetric)}
+        self._named = tuple(measures)
+        self.metrics = {name: metric for name, metric in measures.items() if not isinstance(metric, SetMetric)}
+        self.sets = Sets(self.loss, of_sets)  # those of the user's own come with `examine`
         self.may_not_fit = metrics is None and not isinstance(self.loss, losses.Loss)  # until `examine` has looked
         self.preparing = samples.parts("prepare", prepare, samples.PREPARE)
         self.augmenting = samples.parts("augment", augment, samples.AUGMENT)
@@ -155,6 +164,11 @@ class Task(Spelt):
     def size(self) -> int:
         """P, the number of parameters."""
         return self.layout.size
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the loss and of all metrics, those of whole sets among them."""
+        return "loss", *(name for name in self._named if name in self.metrics or name in self.sets.names)
 
     @property
     def learnt(self) -> int:
@@ -326,7 +340,7 @@ class Task(Spelt):
             sample = trees.batch(largest(inputs), (), slice(None), self.initial)[0]
             total = self.activations(sample)
         found = examine(self, inputs, targets)
-        measures, self.coupled, self.alone, self.draws, self.recomputes, self.idle, self.unmapped = found
+        measures, self.sets, self.coupled, self.alone, self.draws, self.recomputes, self.idle, self.unmapped = found
         self.loss = measures.pop("loss")
         self.metrics = measures
         self.steady = frozenset(name for name, _ in self.module.named_buffers()) - self.given

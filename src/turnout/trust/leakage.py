@@ -230,7 +230,7 @@ class Exposed:
             raise UserError("attack.kind: a client has too few samples to train shadows on half of them; use loss")
         train = Ragged(dealt.offsets, row[dealt.values])
         people = replace(experiment.population, train=train, test=None, validation=None)
-        stopping = replace(experiment.stopping, target=None)
+        stopping = replace(experiment.stopping, target=None, judge=None, patience=None)
         evaluation = Evaluation(rounds=None, clients=1)
         return replace(experiment, population=people, seed=seed, stopping=stopping, evaluation=evaluation)
 

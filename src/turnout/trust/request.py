@@ -58,6 +58,7 @@ class Run:
 
     def __post_init__(self) -> None:
         experiment = self.experiment
+        experiment.check_one_model("unlearn")
         check_forgettable(experiment.algorithm, experiment.task, experiment.population, self.from_scratch)
         self.settings = experiment.unlearning or Unlearning(track=False)
         if not self.from_scratch:
@@ -155,7 +156,8 @@ class Run:
 
 
 def _as_logged(options: Unlearning | Stopping) -> dict[str, Any]:
-    return dict(json.loads(as_json_text(asdict(options))))
+    later = ("judge", "patience")  # which a run that can forget does not have: the log is as it was without them
+    return {name: value for name, value in json.loads(as_json_text(asdict(options))).items() if name not in later}
 
 
 def plan(run: Run, clients: Sequence[int]) -> Rollback:
@@ -237,7 +239,7 @@ class _Request:
             "clients": self.clients,
             "settings": asdict(self.run.settings),
             "from_scratch": self.run.from_scratch,
-            "stopping": asdict(self.stopping),
+            "stopping": _as_logged(self.stopping),
             "ended": self._of_needed(lambda home: log_of(home).head),
             "version": VERSION,
             "model": sha256(model) if model.exists() else None,
