@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 from terminal import QUICK, Terminal
 
-from turnout.plan.compare import Target, compare
 from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
+from turnout.report.compare import Target, compare
 from turnout.report.page import MARK
 from turnout.report.read import recorded
 

@@ -12,16 +12,16 @@ import typer
 from rich.markup import escape
 
 from turnout.cli._command import Json, Source, print_json, remark
-from turnout.cli._display import err, out, say, show_table
+from turnout.cli._display import err, out, say, show_answers, show_table
 from turnout.core.errors import UserError
 from turnout.core.statistics import WORST_PERCENTILE
-from turnout.plan.compare import Quantity, Row, Target, compare
 from turnout.plan.sweep import Combination, combinations, sweep
 from turnout.plan.workers import Failed
 from turnout.record.progress import duration
 from turnout.record.views import splits
-from turnout.report import page, read
+from turnout.report import page, read, sentences
 from turnout.report.blocks import megabytes, number
+from turnout.report.compare import Quantity, Row, Target, best, compare
 
 Targets = Annotated[
     str | None, typer.Option(metavar="MEASURE=VALUE", help="When was it reached? As test_accuracy=0.9, train_loss=0.2.")
@@ -121,9 +121,11 @@ def _compare(
     rows = compare(runs, aim)
     if report is not None and runs:
         page.write(runs, report)
+    told = sentences.of_rows(rows, aim)
     if as_json:
-        print_json({**more, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
+        print_json({**more, "answers": told, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
     elif runs:
+        show_answers(told)
         show_comparison(rows, aim)
 
 
@@ -132,9 +134,13 @@ def _compare(
 
 def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
     """Two tables of columns in which some run has something to say: where the runs ended, and what they took."""
-    for title, columns in (("Where the runs ended", _measured(rows)), ("What they took", _taken(rows, aim))):
+    measured = _measured(rows)
+    for title, columns in (("Where the runs ended", measured), ("What they took", _taken(rows, aim))):
         names = [escape(row.label if row.finished else f"{row.label} (unfinished)") for row in rows]
         cells = [[_cell(column, row.quantities.get(column)) for column in columns] for row in rows]
+        for place, column in enumerate(columns if columns is measured else ()):
+            for row in best(rows, column):
+                cells[row][place] = f"[bold]{cells[row][place]} *[/bold]"
         if columns:
             show_table(
                 [(name, *row) for name, row in zip(names, cells, strict=True)], ("run", *columns.values()), title
@@ -142,6 +148,8 @@ def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
     seeds = sorted({len(row.runs) for row in rows})
     if seeds[-1] > 1:
         out.print(f"Means over {' to '.join(map(str, seeds))} seeds ± half of the 95 % Student interval.", style="dim")
+    if any(best(rows, column) for column in measured):
+        out.print("* the best mean of a column", style="dim")
 
 
 def _measured(rows: Sequence[Row]) -> dict[str, str]:

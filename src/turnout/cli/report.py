@@ -12,16 +12,15 @@ from rich.markup import escape
 
 from turnout.algorithms.dpasgd import DPASGD
 from turnout.cli._command import Json, RunFolder, print_json, remark
-from turnout.cli._display import err, out, say, show_paths, show_summary
+from turnout.cli._display import err, say, show_answers, show_paths, show_summary
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
 from turnout.peers.design import evaluate
 from turnout.peers.network import Exchange
 from turnout.peers.peers import message_bytes, over_own_links, ring
 from turnout.peers.picture import draw
-from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
-from turnout.report import page, read
+from turnout.report import page, read, sentences
 from turnout.run.experiment import Experiment
 
 MOST_DRAWN = 100  # silos of a map that can be read
@@ -36,11 +35,11 @@ def inspect(folder: RunFolder, as_json: Json = False) -> None:
     remark(run.remarks)
     summary = run.summary or {"unfinished": True, "last": _last_row(run)}
     if as_json:
-        print_json({"run": str(folder), **summary, "paths": run.plan.get("paths", [])})
+        answers = {"run": str(folder), "answers": sentences.of_run(run)}
+        print_json({**answers, **summary, "paths": run.plan.get("paths", [])})
     elif "unfinished" in summary:
-        reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
+        show_answers(sentences.of_run(run))
         show_paths(folder)
-        out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
     else:
         show_summary(folder, summary)
 

@@ -148,12 +148,22 @@ def differences(groups: Sequence[Sequence[Recorded]]) -> dict[str, list[Any]]:
 def labels(groups: Sequence[Sequence[Recorded]]) -> list[str]:
     """A short name for every setting, no two the same: the run's own, what the names of its seeds share, or in what it
     differs from the others."""
-    found = [_shared_name(group) for group in groups]
+    found = _without_keys([_shared_name(group) for group in groups])
     if len(set(found)) < len(found):
         differing = list(differences(groups).values())[:3]
         words = [", ".join(str(values[i]) for values in differing) for i in range(len(groups))]
         found = [f"{name}: {word}" if word else name for name, word in zip(found, words, strict=True)]
     return [name if found.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(found)]
+
+
+def _without_keys(names: list[str]) -> list[str]:
+    """Names of a sweep's settings as a person says them: `algorithm=fedfix,lr=0.1` is `fedfix, lr=0.1`. A number keeps
+    what it is of."""
+    if len(names) < 2 or not all(re.fullmatch(r"[\w.]+=[^,=]+(,[\w.]+=[^,=]+)*", name) for name in names):
+        return names
+    parts = [[part.split("=") for part in name.split(",")] for name in names]
+    speaking = {key for key, _ in parts[0]} - {key for one in parts for key, value in one if not value[:1].isalpha()}
+    return [", ".join(value if key in speaking else f"{key}={value}" for key, value in one) for one in parts]
 
 
 def _shared_name(group: Sequence[Recorded]) -> str:

@@ -20,6 +20,11 @@ from turnout.report.read import Recorded, labels, settings
 _SPLITS = ("train_", "validation_", "test_", "central_", "unseen_")  # how the name of a measure begins
 
 
+def falls(measure: str) -> bool:
+    """Whether a measure is better where it is lower."""
+    return "loss" in measure
+
+
 @dataclass(frozen=True)
 class Target:
     """A loss is to be at most this, anything else at least this."""
@@ -49,7 +54,7 @@ class Target:
         values = rounds.get(self.measure)
         if values is None:
             return None
-        reached = np.flatnonzero(values <= self.value if "loss" in self.measure else values >= self.value)
+        reached = np.flatnonzero(values <= self.value if falls(self.measure) else values >= self.value)
         return int(reached[0]) if len(reached) else None
 
 
@@ -97,6 +102,16 @@ class Row:
             "finished": self.finished,
             "quantities": {name: quantity.as_dict() for name, quantity in self.quantities.items()},
         }
+
+
+def best(rows: Sequence[Row], column: str) -> set[int]:
+    """The rows of the best mean; none where there is nothing to compare."""
+    means = [row.quantities[column].mean if column in row.quantities else math.nan for row in rows]
+    known = [mean for mean in means if not math.isnan(mean)]
+    if len(known) < 2:
+        return set()
+    top = min(known) if falls(column) else max(known)
+    return {place for place, mean in enumerate(means) if mean == top}
 
 
 def compare(runs: Sequence[Recorded], target: Target | None = None) -> list[Row]:
