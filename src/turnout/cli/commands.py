@@ -1,5 +1,6 @@
-"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | list | show | inspect | attack |
-unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a few.
+"""The command line: `turnout demo | run | resume | plan | tune | sweep | compare | figure | cite | list | show |
+inspect | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, one file a command, or a
+few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -29,6 +30,8 @@ COMMANDS = {  # where the function is, or the app of several
     "inspect": "report:inspect",
     "compare": "compare:compare_runs",
     "sweep": "compare:sweep_options",
+    "figure": "paper:figure",
+    "cite": "paper:cite",
     "attack": "attack:attack",
     "report": "report:report",
     "study": "study:study_app",

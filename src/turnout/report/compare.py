@@ -93,6 +93,11 @@ class Row:
     def finished(self) -> bool:
         return all(run.finished for run in self.runs)
 
+    @property
+    def sound(self) -> bool:
+        """Whether no run of it diverged."""
+        return not any(str(run.summary.get("stopped", "")).startswith("diverged") for run in self.runs)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "label": self.label,
@@ -106,7 +111,7 @@ class Row:
 
 def best(rows: Sequence[Row], column: str) -> set[int]:
     """The rows of the best mean; none where there is nothing to compare."""
-    means = [row.quantities[column].mean if column in row.quantities else math.nan for row in rows]
+    means = [row.quantities[column].mean if column in row.quantities and row.sound else math.nan for row in rows]
     known = [mean for mean in means if not math.isnan(mean)]
     if len(known) < 2:
         return set()

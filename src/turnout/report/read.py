@@ -17,7 +17,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_toml
 from turnout.core.spelling import spelt
 from turnout.record.history import read_segments
-from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
+from turnout.record.run_folder import MANIFEST, READ, RECORDS, check_is_run, examine
 from turnout.record.views import Columns, Views
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
@@ -124,6 +124,25 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: cannot be read (it holds no table of names)")
     return found
+
+
+@spelt
+def below(folders: Sequence[Path | str]) -> list[Path]:
+    """The folders of runs among these, and those of all runs in a folder that is not one, such as that of a sweep."""
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = [] if _is_run(folder) or not folder.is_dir() else sorted(filter(_is_run, folder.iterdir()), key=_order)
+        found += inside or [folder]
+    return list(dict.fromkeys(found))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("plan.json", "config.toml", MANIFEST))
+
+
+def _order(folder: Path) -> list[tuple[int, str]]:
+    """By name, but `seed=10` after `seed=9`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", folder.name)]
 
 
 def settings(runs: Sequence[Recorded]) -> list[list[Recorded]]:
