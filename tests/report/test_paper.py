@@ -159,7 +159,7 @@ def test_folders_of_runs_are_in_order(tmp_path: Path) -> None:
     for name in ("seed=10", "seed=9"):
         (tmp_path / name / "plan.json").write_text("{}")
     assert [path.name for path in read.below([tmp_path])] == ["seed=9", "seed=10"]
-    assert read.below([tmp_path / "seed=9", tmp_path]) == [tmp_path / "seed=9", tmp_path / "seed=10"]
+    assert read.below([tmp_path / "seed=9", tmp_path / "seed=10"]) == [tmp_path / "seed=9", tmp_path / "seed=10"]
     assert read.below([tmp_path / "nowhere"]) == [tmp_path / "nowhere"]  # whose reader says what is wrong
 
 

@@ -160,13 +160,14 @@ def same_ones(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[f
 
 def _telling(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
     """The rows of blocks in which some are out and some are not, in order of blocks, which are numbered anew."""
-    _, block = np.unique(block, return_inverse=True)
-    mixed = np.bincount(block, out) % np.bincount(block) > 0
-    chosen = np.flatnonzero(mixed)
-    rows = np.bincount(block)[chosen].sum()
+    sizes = np.bincount(block)
+    chosen = np.flatnonzero(np.bincount(block, out) % np.maximum(sizes, 1) > 0)
+    rows = sizes[chosen].sum()
     if rows > _MOST_JOBS:
         chosen = chosen[:: math.ceil(rows / _MOST_JOBS)]
-    kept = np.flatnonzero(np.isin(block, chosen))
+    wanted = np.zeros(len(sizes), bool)
+    wanted[chosen] = True
+    kept = np.flatnonzero(wanted[block])
     kept = kept[np.argsort(block[kept], kind="stable")]
     _, numbers = np.unique(block[kept], return_inverse=True)
     return numbers, who[kept], out[kept]

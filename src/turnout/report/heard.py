@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from turnout.report import words
 from turnout.report.read import Recorded
 from turnout.report.timeline import ENDS, endings
 
+_WEAK = 0.2  # a rank correlation that hardly matters, however sure it is
 _STRONG = 0.5  # a rank correlation that would matter if it were sure
 _DECIMALS = 9  # of a share: what is beyond comes from rounding, and must not be ranked
 _AS_MEANT = 0.01  # of a share: so far from what was meant nobody looks
@@ -102,7 +103,8 @@ def _seconds(jobs: Columns, size: int) -> FloatArray:
         return found
     arrived = jobs["outcome"] == "arrived"
     worked = (jobs["progress"] > 0) & (jobs["outcome"] != "used_later")
-    worked &= arrived | ~np.isin(jobs["client"], jobs["client"][arrived])
+    heard = np.bincount(jobs["client"], arrived, size) > 0
+    worked &= arrived | ~heard[jobs["client"]]
     whole = jobs["download_seconds"] + jobs["compute_seconds"] / np.where(worked, jobs["progress"], 1.0)
     whole, who = (whole + jobs["upload_seconds"])[worked], jobs["client"][worked]
     order = np.lexsort((whole, who))
@@ -120,10 +122,29 @@ def sentences(run: Recorded) -> list[str]:
     people = clients_of(run)
     if not people.used.any():
         return []
-    jobs = run.jobs()
-    told, biased = _chance(jobs)
-    found = [_who(people), *_why(people, jobs, run), *told, *_cure(people, jobs, biased)]
+    asked = asked_in(run)
+    if asked is None:
+        return [_who(people), *_bias(people), *_served(people)]
+    told, biased = _chance(asked)
+    found = [_who(people), *_why(people, asked, run), *told, *_cure(people, asked, biased)]
     return [*found, *_bias(people), *_served(people)]
+
+
+class Asked(NamedTuple):
+    """The jobs that were begun: whose, with which version of the model, and a number of `ENDS`."""
+
+    client: IntArray
+    version: IntArray
+    end: IntArray
+
+
+def asked_in(run: Recorded) -> Asked | None:
+    """Gather them; None where jobs were not recorded."""
+    jobs = run.jobs()
+    if not jobs:
+        return None
+    begun = jobs["outcome"] != "used_later"
+    return Asked(jobs["client"][begun], jobs["version"][begun], endings(jobs)[begun])
 
 
 def _who(people: Clients) -> str:
@@ -134,10 +155,8 @@ def _who(people: Clients) -> str:
         if max(1 - low, high - 1) <= _AS_MEANT:
             return f"{heard}, and counted as meant."
         return f"{heard}; they counted {low:.2f} to {high:.2f} times as much as meant."
-    known = ", ".join(
-        filter(None, (_extreme(people.seconds, silent, "slowest"), _extreme(people.samples, silent, "largest")))
-    )
-    known = " and ".join(known.rsplit(", ", 1))
+    extremes = _extreme(people.seconds, silent, "slowest"), _extreme(people.samples, silent, "largest")
+    known = " and ".join(filter(None, extremes))
     lost = people.meant[silent].sum() / people.meant.sum()
     return (
         f"{words.capital(words.count(len(silent)))} of {all_of_them:,} clients {'was' if len(silent) == 1 else 'were'} "
@@ -154,23 +173,28 @@ def _extreme(values: FloatArray, some: IntArray, what: str) -> str:
     return f"the {what}" if len(some) == 1 else f"the {words.count(len(some))} {what}"
 
 
-def _why(people: Clients, jobs: Columns, run: Recorded) -> list[str]:
+def _why(people: Clients, asked: Asked, run: Recorded) -> list[str]:
     """How the jobs of the silent ended."""
     silent = people.silent
-    if not len(silent) or not jobs:
+    if not len(silent):
         return []
-    theirs = np.isin(jobs["client"], silent) & (jobs["outcome"] != "used_later")
-    if not theirs.any():
-        return [f"None of them was ever asked. {_by_the_sampler(people, jobs)}"]
-    end, times = Counter(ENDS[end] for end in endings(jobs)[theirs].tolist()).most_common(1)[0]
-    many = f"{times:,} of the {theirs.sum():,} jobs"
-    if times == theirs.sum():
+    quiet = np.zeros(len(people.meant), bool)
+    quiet[silent] = True
+    theirs = asked.end[quiet[asked.client]]
+    times_asked = np.bincount(asked.client, minlength=len(quiet))
+    never = int((times_asked[silent] == 0).sum())
+    if not len(theirs):
+        return [f"None of them was ever asked. {_by_the_sampler(people, asked, times_asked)}"]
+    end, times = Counter(ENDS[end] for end in theirs.tolist()).most_common(1)[0]
+    many = f"{times:,} of the {len(theirs):,} jobs"
+    if times == len(theirs):
         many = {1: "The one job", 2: "Both jobs"}.get(times, f"All {times:,} jobs")
     cause = f" ({closing})" if end in ("cancelled", "not used") and (closing := _closing(run)) else ""
     found = [f"{many} they were asked for {_BECAUSE.get(end, end)}{cause}."]
-    never = np.setdiff1d(silent, jobs["client"])
-    return found + ([f"{words.capital(words.count(len(never)))} of them {'was' if len(never) == 1 else 'were'} never "
-                     f"asked. {_by_the_sampler(people, jobs)}"] if len(never) else [])  # fmt: skip
+    if never:
+        were = f"{words.capital(words.count(never))} of them {'was' if never == 1 else 'were'} never asked."
+        found.append(f"{were} {_by_the_sampler(people, asked, times_asked)}")
+    return found
 
 
 def _closing(run: Recorded) -> str:
@@ -182,14 +206,12 @@ def _closing(run: Recorded) -> str:
     return ""
 
 
-def _by_the_sampler(people: Clients, jobs: Columns) -> str:
+def _by_the_sampler(people: Clients, asked: Asked, times_asked: IntArray) -> str:
     """Whether equal chances of being asked would leave out as many."""
-    matter = np.flatnonzero(people.meant > 0)
-    begun = jobs["outcome"] != "used_later"
-    asked = np.unique(jobs["version"][begun] * len(people.meant) + jobs["client"][begun])
-    each = np.bincount(asked // len(people.meant))
-    never = len(np.setdiff1d(matter, jobs["client"]))
-    expected, spread = chance.left_out(len(matter), each[each > 0])
+    matter = people.meant > 0
+    each = np.bincount(asked.version)
+    never = int((times_asked[matter] == 0).sum())
+    expected, spread = chance.left_out(int(matter.sum()), each[each > 0])
     if never <= expected + 2 * spread + 0.5:  # so far from the mean is one in forty
         return f"That may be chance: with equal chances, so few invitations leave out {expected:.1f} on average."
     return (
@@ -198,12 +220,9 @@ def _by_the_sampler(people: Clients, jobs: Columns) -> str:
     )
 
 
-def _chance(jobs: Columns) -> tuple[list[str], bool]:
+def _chance(asked: Asked) -> tuple[list[str], bool]:
     """Whether those asked whose work did not count are always the same: in words, and if so."""
-    if not jobs:
-        return [], False
-    begun = jobs["outcome"] != "used_later"
-    tested = chance.same_ones(jobs["version"][begun], jobs["client"][begun], (endings(jobs) > 0)[begun])
+    tested = chance.same_ones(asked.version, asked.client, asked.end > 0)
     if tested is None:
         return [], False
     p, rounds = tested
@@ -213,13 +232,13 @@ def _chance(jobs: Columns) -> tuple[list[str], bool]:
     return [f"Whose work does not count looks like chance ({how})."], False
 
 
-def _cure(people: Clients, jobs: Columns, biased: bool) -> list[str]:
+def _cure(people: Clients, asked: Asked, biased: bool) -> list[str]:
     """What to try where some are never heard, by how most work was lost."""
-    if not len(people.silent) or not jobs:
+    if not len(people.silent):
         return []
     if not biased:
         return ["More rounds, or more clients a round, would hear more of them."]
-    lost = Counter(ENDS[end] for end in endings(jobs).tolist() if end)
+    lost = Counter(ENDS[end] for end in asked.end.tolist() if end)
     return [f"Try {_CURES[end]}." for end, _ in lost.most_common(1) if end in _CURES]
 
 
@@ -246,7 +265,8 @@ def _bias(people: Clients) -> list[str]:
             return [f"Whether it goes by {by} in general, {size:,} clients are too few to tell ({tests})."]
         return [f"There is no sign that it goes by {by} ({size:,} clients; {tests})."]
     return [
-        f"{words.capital(more)} clients counted {'less' if one.rho < 0 else 'more'} than meant ({told[name]}, "
+        f"{words.capital(more)} clients counted {'a little ' if abs(one.rho) < _WEAK else ''}"
+        f"{'less' if one.rho < 0 else 'more'} than meant ({told[name]}, "
         f"{one.clients:,} clients)."
         for name, (more, one) in known.items()
         if name in found

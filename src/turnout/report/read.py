@@ -133,7 +133,7 @@ def below(folders: Sequence[Path | str]) -> list[Path]:
     for folder in map(Path, folders):
         inside = [] if _is_run(folder) or not folder.is_dir() else sorted(filter(_is_run, folder.iterdir()), key=_order)
         found += inside or [folder]
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _is_run(folder: Path) -> bool:
@@ -190,4 +190,6 @@ def _shared_name(group: Sequence[Recorded]) -> str:
         return group[0].name
     letters = zip(*(run.name for run in group), strict=False)
     shared = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
+    if any(run.name[len(shared) :][:1].isalnum() for run in group):  # a part of a word says nothing
+        shared = re.sub(r"[^\W_]+$", "", shared)
     return re.sub(r"[\W_]*(seed[\W_]*\d*)?[\W_]*$", "", shared) or group[0].algorithm
