@@ -119,6 +119,16 @@ def test_same_ones_of_a_quorum_and_of_coins() -> None:
     assert chance.same_ones(nobody, nobody, nobody > 0) is None
 
 
+def test_of_long_records_a_part_tells() -> None:
+    """A quarter of a million jobs: one client in a hundred is always out."""
+    block, who = np.repeat(np.arange(500), 500), np.concatenate([np.arange(500) + 500 * (i % 4) for i in range(500)])
+    draws = np.random.default_rng(3)
+    noise = draws.random(len(who)) < 0.1
+    found, biased = chance.same_ones(block, who, noise), chance.same_ones(block, who, noise | (who % 100 == 0))
+    assert found is not None and found[0] > 0.02 and found[1] > 400
+    assert biased is not None and biased[0] < 0.01
+
+
 def test_who_is_asked_how_often_is_no_evidence() -> None:
     """Client 0 is asked in every round and fails as often as others do: that it fails most is not held against it."""
     draws = np.random.default_rng(2)

@@ -125,6 +125,18 @@ def test_ties_and_seeds_that_change_nothing() -> None:
     assert "is ahead of b by 0.1 in each of 5 seeds alike" in alike and "no chance to test against" in alike
 
 
+def test_of_many_differences_that_no_seed_changes_are_no_chance() -> None:
+    (first, *_) = sentences.of_runs(several(a=A, b=B, c=tuple(value - 0.1 for value in A)))
+    assert first.startswith("a is best") and "c (by 0.1 in every seed)" in first
+
+
+def test_seeds_that_only_one_setting_has_decide_nothing() -> None:
+    runs = [ended("a", value, seed) for seed, value in enumerate((0.80, 0.81, 0.82, 0.99, 0.98))]
+    runs += [ended("b", value, seed) for seed, value in enumerate((0.85, 0.86, 0.869))]
+    (first, *_) = sentences.of_runs(runs)
+    assert first.startswith("a ends better than b") and "but not in the seeds that both have" in first
+
+
 def test_runs_that_diverged_or_go_on_are_not_hidden() -> None:
     runs = several(a=A, b=B)
     runs[0] = ended("a", 0.99, 0, stopped="diverged: the model is not finite")

@@ -22,7 +22,9 @@ _POWER = 0.8
 _DRAWS = 999  # permutations, where there are too many to take them all
 _EXACT = 8  # clients whose permutations are all taken
 _MOST_CLIENTS = 2000  # above, ranks are so many that their correlation is as good as normal
-_MOST_JOBS = 5_000  # permuted; of longer records evenly spaced blocks are looked at
+_MOST_JOBS = 50_000  # permuted; of longer records some clients in all blocks are looked at, or some blocks
+_FEW_JOBS = 5_000  # up to so many are permuted as often as others
+_A_BLOCK = 10  # clients that a block keeps
 _ROUND_OFF = 1e-12  # relative
 
 
@@ -153,13 +155,18 @@ def same_ones(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[f
     def far(out: NDArray[np.bool_]) -> float:
         return float((np.square(np.bincount(who, out, len(clients)) - expected) / variance).sum())
 
-    keys = random.key(0, "same ones", np.arange(_DRAWS))
+    draws = _DRAWS if len(block) <= _FEW_JOBS else _DRAWS // 5
+    keys = random.key(0, "same ones", np.arange(draws))
     drawn = [far(out[np.argsort(block + random.uniform(key, len(block)))]) for key in keys]
-    return float((1 + (np.array(drawn) >= far(out) * (1 - _ROUND_OFF)).sum()) / (1 + _DRAWS)), len(sizes)
+    return float((1 + (np.array(drawn) >= far(out) * (1 - _ROUND_OFF)).sum()) / (1 + draws)), len(sizes)
 
 
 def _telling(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
     """The rows of blocks in which some are out and some are not, in order of blocks, which are numbered anew."""
+    if len(block) > _MOST_JOBS:
+        blocks = np.count_nonzero(np.bincount(block))
+        some = who % max(1, min(math.ceil(len(block) / _MOST_JOBS), len(block) // (_A_BLOCK * blocks))) == 0
+        block, who, out = block[some], who[some], out[some]
     sizes = np.bincount(block)
     chosen = np.flatnonzero(np.bincount(block, out) % np.maximum(sizes, 1) > 0)
     rows = sizes[chosen].sum()

@@ -65,8 +65,8 @@ class Ranking:
 
     @property
     def told(self) -> list[bool]:
-        """Whether each of the others is worse by more than chance."""
-        return [one.p < chance.LEVEL for one in self.against]
+        """Whether each of the others is worse by more than chance, or by the same in every seed."""
+        return [one.mean > 0 and (one.p < chance.LEVEL or one.alike) for one in self.against]
 
     @property
     def tied(self) -> set[str]:
@@ -146,7 +146,7 @@ def _with_values(settings: Sequence[Setting]) -> list[str]:
 
 def _ahead(ranking: Ranking, place: int) -> str:
     one, gap = ranking.order[place + 1], ranking.against[place]
-    p = "" if math.isnan(gap.p) else f", {words.chance(gap.p)}"
+    p = " in every seed" if gap.alike else "" if math.isnan(gap.p) else f", {words.chance(gap.p)}"
     return f"{one.label} (by {number(gap.mean, 3)}{p})"
 
 
@@ -169,7 +169,7 @@ def _two(best: Setting, other: Setting, gap: Difference, what: str) -> list[str]
             f"{best.label} ends better than {other.label} ({values}), but one seed proves nothing: another may turn it "
             "round."
         ]
-    if not gap.mean and gap.p == 1:
+    if gap.p == 1 and not gap.spread > 0:
         return [
             f"{best.label} and {other.label} end the same in each of {gap.seeds} seeds ({what} {best.shown}): what "
             "they differ in may change nothing here."
@@ -183,6 +183,10 @@ def _two(best: Setting, other: Setting, gap: Difference, what: str) -> list[str]
         f"ahead by {words.within(gap.mean, gap.half_width)} in the mean and its 95 % interval; {gap.test} over "
         f"{gap.seeds} seeds, {words.chance(gap.p)}"
     )
+    if gap.mean < 0:  # seeds that only one of them has
+        return [
+            f"{best.label} ends better than {other.label} ({values}), but not in the seeds that both have ({test})."
+        ]
     if gap.p < chance.LEVEL:
         return [f"{best.label} is better than {other.label}, and that is more than chance: {values} ({test})."]
     return [f"{best.label} ends better than {other.label}, but that may be chance: {values} ({test})."]
