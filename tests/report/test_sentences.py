@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,8 @@ def test_runs_that_diverged_or_go_on_are_not_hidden() -> None:
     first, *others = sentences.of_runs(runs)
     assert first.startswith("b ")  # which ended in all seeds
     assert "a diverged with seed 0: it is judged by the others and ranked last." in others
+    runs[2] = ended("a", math.nan, 2)
+    assert "a has no test accuracy with seed 2: it is judged by the others and ranked last." in sentences.of_runs(runs)
     runs[1] = Invented(Path("a-1"), ended("a", 0.9, 1).config, {}, {}, (), ended("a", 0.9, 1).tables)
     told = sentences.of_runs(runs)
     assert "1 unfinished run left out of what is said here." in told

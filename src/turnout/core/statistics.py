@@ -18,6 +18,11 @@ WORST_PERCENTILE = "worst 10th percentile"
 OVER_CLIENTS = {"": "weighted", "_mean": "mean", "_std": "std", "_worst_decile": WORST_PERCENTILE}
 
 
+def lower_is_better(measure: str) -> bool:
+    """Say by its name whether less of a measure is better: a loss, an error; of anything else more is."""
+    return "loss" in measure
+
+
 def without_round_off(value: float) -> float:
     """A number about as large as 1, for people: what rounding has left of a 0 is 0."""
     return round(value, EXACT_DECIMALS) + 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -26,6 +26,7 @@ class Setting:
     label: str
     values: dict[int | None, float]
     lost: list[int | None] = field(default_factory=list)  # seeds that diverged
+    missing: list[int | None] = field(default_factory=list)  # seeds for which it is not known
 
     @property
     def mean(self) -> float:
@@ -36,22 +37,27 @@ class Setting:
         return words.within(self.mean, interval(list(self.values.values()))[1])
 
 
-def setting(label: str, values: Values) -> Setting:
+def setting(label: str, values: Values, diverged: Collection[int | None] = ()) -> Setting:
     """Keep the numbers apart from the seeds that have none."""
-    known = {seed: float(value) for seed, value in values.items() if value is not None and math.isfinite(value)}
-    return Setting(label, known, [seed for seed in values if seed not in known])
+    known = {
+        seed: float(value)
+        for seed, value in values.items()
+        if value is not None and math.isfinite(value) and seed not in diverged
+    }
+    missing = [seed for seed in values if seed not in known and seed not in diverged]
+    return Setting(label, known, list(diverged), missing)
 
 
 def of_row(row: Row, measure: str) -> Setting:
     """The runs of a row that are finished, each seed once."""
     quantity = row.quantities.get(measure)
     found: dict[int | None, float | None] = {}
+    diverged: list[int | None] = []
     for place, run in enumerate(row.runs):
-        if run.finished:
-            diverged = str(run.summary.get("stopped", "")).startswith("diverged")
-            value = None if quantity is None or diverged else quantity.values[place]
-            found.setdefault(run.seed, value)
-    return setting(row.label, found)
+        if run.finished and run.seed not in found:
+            found[run.seed] = None if quantity is None else quantity.values[place]
+            diverged += [run.seed] if str(run.summary.get("stopped", "")).startswith("diverged") else []
+    return setting(row.label, found, diverged)
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ class Ranking:
 
 
 def rank(what: str, settings: Sequence[Setting], low: bool) -> Ranking | None:
-    """Compare settings, with `low` those of the lowest values first; those of which a seed diverged come after all
-    others. None where none has a number."""
+    """Compare settings, with `low` those of the lowest values first; those of which a seed diverged or has no number
+    come after all others. None where none has one."""
     sign = -1.0 if low else 1.0
     known = [one for one in settings if one.values]
     if not known:
         return None
-    order = sorted(known, key=lambda one: (bool(one.lost), -sign * one.mean))
+    order = sorted(known, key=lambda one: (bool(one.lost or one.missing), -sign * one.mean))
     pairs = [chance.difference(one.values, other.values) for one, other in combinations(order, 2)]
     raised = chance.holm([pair.p for pair in pairs])
     against = [
@@ -100,11 +106,10 @@ def sentences(ranking: Ranking | None, settings: Sequence[Setting]) -> list[str]
         return []
     found = _verdict(ranking)
     for one in settings:
-        if one.lost:
-            seeds = words.listed([str(seed) for seed in one.lost])
+        for what, seeds in (("diverged", one.lost), (f"has no {ranking.what}", one.missing)):
             rest = "it is judged by the others and ranked last" if one.values else "it is not compared"
-            which = f"seed{'s' * (len(one.lost) > 1)} {seeds}"
-            found.append(f"{one.label} diverged with {which}: {rest}.")
+            which = f"seed{'s' * (len(seeds) > 1)} {words.listed([str(seed) for seed in seeds])}"
+            found += [f"{one.label} {what} with {which}: {rest}."] if seeds else []
     return found
 
 

@@ -13,16 +13,11 @@ from typing import Any
 import numpy as np
 
 from turnout.core.errors import UserError, unknown
-from turnout.core.statistics import OVER_CLIENTS, interval
+from turnout.core.statistics import OVER_CLIENTS, interval, lower_is_better
 from turnout.record.views import Columns
 from turnout.report.read import Recorded, labels, settings
 
 _SPLITS = ("train_", "validation_", "test_", "central_", "unseen_")  # how the name of a measure begins
-
-
-def falls(measure: str) -> bool:
-    """Whether a measure is better where it is lower."""
-    return "loss" in measure
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Target:
         values = rounds.get(self.measure)
         if values is None:
             return None
-        reached = np.flatnonzero(values <= self.value if falls(self.measure) else values >= self.value)
+        reached = np.flatnonzero(values <= self.value if lower_is_better(self.measure) else values >= self.value)
         return int(reached[0]) if len(reached) else None
 
 
@@ -115,7 +110,7 @@ def best(rows: Sequence[Row], column: str) -> set[int]:
     known = [mean for mean in means if not math.isnan(mean)]
     if len(known) < 2:
         return set()
-    top = min(known) if falls(column) else max(known)
+    top = min(known) if lower_is_better(column) else max(known)
     return {place for place, mean in enumerate(means) if mean == top}
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnout.core import chance
-from turnout.core.statistics import WORST_PERCENTILE
+from turnout.core.statistics import WORST_PERCENTILE, lower_is_better
 from turnout.record.progress import duration
 from turnout.record.views import telling
 from turnout.report import better, heard, words
 from turnout.report.blocks import number
-from turnout.report.compare import Row, Target, compare, falls
+from turnout.report.compare import Row, Target, compare
 from turnout.report.read import Recorded, differences
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _still_rising(run: Recorded) -> list[str]:
     steps = np.arange(len(values))
     slope, start = np.polyfit(steps, values, 1)
     scatter = (values - start - slope * steps).std(ddof=2)
-    gain = (-slope if falls(measure) else slope) * (len(values) - 1)
+    gain = (-slope if lower_is_better(measure) else slope) * (len(values) - 1)
     if gain <= max(2 * scatter, 0.01 * abs(values[-1])):
         return []
     rounds = 2 * int(run.summary["rounds"])
@@ -167,7 +167,7 @@ def of_rows(rows: Sequence[Row], aim: Target | None = None) -> list[str]:
         found.append("These runs have no measure in common, so none is better than another.")
     else:
         settings = [better.of_row(row, measure) for row in rows]
-        ranking = better.rank(measure, settings, falls(measure))
+        ranking = better.rank(measure, settings, lower_is_better(measure))
         found += better.sentences(ranking, settings) or ["None of these runs is finished: nothing can be said yet."]
         found += _sooner(rows, aim) + better.remedy(ranking)
         found += _on_other_data(rows)
@@ -254,13 +254,14 @@ def of_tuning(tuning: Tuning, found: Sequence[Tuned]) -> list[str]:
             better.setting(
                 " ".join(f"{choice.option}={value}" for choice, value in zip(tuning.choices, trial.point, strict=True)),
                 {run.seed: run.value for run in trial.runs},
+                [run.seed for run in trial.runs if run.value is None],
             )
             for trial in tuned.trials
         ]
         if tuned.best is None:
             told.append(f"Every value of {tuned.scheme} diverged: try smaller ones.")
             continue
-        ranking = better.rank(tuning.measure, settings, falls(tuning.measure))
+        ranking = better.rank(tuning.measure, settings, lower_is_better(tuning.measure))
         assert ranking is not None
         sure = better.sentences(ranking, [one for one in settings if not one.lost])
         if tuning.seeds == 1:
@@ -271,7 +272,7 @@ def of_tuning(tuning: Tuning, found: Sequence[Tuned]) -> list[str]:
         told += [f"{sentence}." for sentence in tuning.ends(tuned.best)]
         bests.append(better.Setting(tuned.scheme, ranking.order[0].values))
     if len(bests) > 1:
-        ranking = better.rank(tuning.measure, bests, falls(tuning.measure))
+        ranking = better.rank(tuning.measure, bests, lower_is_better(tuning.measure))
         first = better.sentences(ranking, bests)
         note = "Each at its own best value, found on these runs, which flatters all of them: compare with new seeds."
         told = [*first, note, *told]

@@ -8,12 +8,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from turnout.core.statistics import CONFIDENCE, WORST_PERCENTILE
+from turnout.core.statistics import CONFIDENCE, WORST_PERCENTILE, lower_is_better
 from turnout.record.progress import duration
 from turnout.record.views import splits
 from turnout.report import better
 from turnout.report.blocks import megabytes, number
-from turnout.report.compare import Quantity, Row, Target, best, falls
+from turnout.report.compare import Quantity, Row, Target, best
 from turnout.report.words import within
 
 FORMATS = ("latex", "markdown", "csv")
@@ -62,7 +62,7 @@ def _judged(rows: Sequence[Row], name: str, heading: str) -> Column:
     """A measure, with those that its seeds do not tell from the best: none where one seed says nothing."""
     first, level = best(rows, name), set[int]()
     settings = [better.of_row(row, name) for row in rows]
-    ranking = better.rank(name, settings, falls(name))
+    ranking = better.rank(name, settings, lower_is_better(name))
     if first and ranking is not None and all(gap.seeds > 1 for gap in ranking.against):
         level = {place for place, one in enumerate(settings) if one.label in ranking.tied} - first
     return Column(name, heading, _cells(rows, name), first, level)
@@ -126,7 +126,9 @@ def tex(text: str) -> str:
 
 def _latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     arrows = {True: r" $\downarrow$", False: r" $\uparrow$"}
-    heads = [tex(column.heading) + (arrows[falls(column.quantity)] if column.best else "") for column in columns]
+    heads = [
+        tex(column.heading) + (arrows[lower_is_better(column.quantity)] if column.best else "") for column in columns
+    ]
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table}",
