@@ -217,7 +217,7 @@ def test_figures_hold_the_record(drawn: list[Recorded]) -> None:
     figures.bars(stage, figures.Asked(groups, ["a", "b", "c"], None, "time"))
     assert not axes.of("bar")  # far from zero: bars that are cut would lie
     np.testing.assert_allclose(axes.of("scatter")[0][1], B)
-    np.testing.assert_allclose(axes.of("errorbar")[1][1:], [np.mean(A), 0.0196], rtol=0.01)
+    np.testing.assert_allclose(axes.of("errorbar")[1][1:], [float(np.mean(A)), 0.0196], rtol=0.01)
 
 
 def test_a_timeline_and_a_star(tmp_path: Path) -> None:

@@ -164,8 +164,9 @@ def same_ones(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[f
 def _telling(block: IntArray, who: IntArray, out: NDArray[np.bool_]) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
     """The rows of blocks in which some are out and some are not, in order of blocks, which are numbered anew."""
     if len(block) > _MOST_JOBS:
-        blocks = np.count_nonzero(np.bincount(block))
-        some = who % max(1, min(math.ceil(len(block) / _MOST_JOBS), len(block) // (_A_BLOCK * blocks))) == 0
+        blocks = int(np.count_nonzero(np.bincount(block)))
+        every = max(1, min(math.ceil(len(block) / _MOST_JOBS), len(block) // (_A_BLOCK * blocks)))
+        some = who % every == 0
         block, who, out = block[some], who[some], out[some]
     sizes = np.bincount(block)
     chosen = np.flatnonzero(np.bincount(block, out) % np.maximum(sizes, 1) > 0)

@@ -102,8 +102,8 @@ def _wasted(run: Recorded) -> list[str]:
     if lost > _LOST * (lost + done):
         reasons = sorted(summary["audit"]["failures"].items(), key=lambda pair: -pair[1])
         how = words.listed([f"{count:,} {reason}" for reason, count in reasons])
-        found.append(f"{words.share(lost / (lost + done))} of the jobs brought nothing: {how}.")
-    for kind, count in summary["audit"]["events"].items():
+        found.append(f"{words.share(lost / (lost + done))} of the jobs brought nothing{f': {how}' if reasons else ''}.")
+    for kind, count in summary["audit"].get("events", {}).items():
         if kind.startswith("rejected"):
             whose = summary["audit"].get("event_clients", {}).get(kind)
             of = f" of {words.plural(whose, 'client')}" if whose else ""
