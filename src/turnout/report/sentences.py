@@ -57,7 +57,7 @@ def _unfinished(run: Recorded) -> str:
 
 
 def _ended(run: Recorded) -> str:
-    length = f"after {words.plural(int(run.summary['rounds']), 'round')} and {duration(run.summary['virtual_seconds'])}"
+    length = f"after {words.plural(int(run.last('round') or 0), 'round')} and {duration(run.last('time') or 0.0)}"
     judged = telling(run.rounds())
     value = None if judged is None else run.last("_".join(judged))
     if judged is None or value is None:
@@ -128,7 +128,7 @@ def _still_rising(run: Recorded) -> list[str]:
     gain = (-slope if lower_is_better(measure) else slope) * (len(values) - 1)
     if gain <= max(2 * scatter, 0.01 * abs(values[-1])):
         return []
-    rounds = 2 * int(run.summary["rounds"])
+    rounds = 2 * int(run.last("round") or 0)
     return [
         f"It was still getting better when it stopped: go on with turnout resume {shlex.quote(str(run.folder))} "
         f"run.rounds={rounds}"
