@@ -89,6 +89,10 @@ def test_one_seed_proves_nothing() -> None:
     assert "proves nothing" in sentences.of_runs([ended(name, 0.8 + i / 10) for i, name in enumerate("abc")])[0]
 
 
+def test_of_nothing_nothing_is_said() -> None:
+    assert sentences.of_rows([]) == sentences.of_runs([]) == []
+
+
 def test_the_same_seed_twice_is_one() -> None:
     runs = [ended(name, value) for name, value in (("a", 0.8), ("a", 0.8), ("b", 0.9), ("b", 0.9))]
     assert "one seed proves nothing" in sentences.of_runs(runs)[0]

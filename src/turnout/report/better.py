@@ -121,10 +121,8 @@ def _verdict(ranking: Ranking) -> list[str]:
         return _two(best, others[0], ranking.against[0], what)
     single = sum(one.seeds < 2 for one in ranking.against)
     if single == len(others):
-        return [
-            f"{best.label} ends best: {what} {best.shown}, then {words.listed(_with_values(others))}. With one seed "
-            "each, that proves nothing: another seed may turn it round."
-        ]
+        then = words.listed(_with_values(others), 4)
+        return [f"{best.label} ends best, but one seed proves nothing: {what} {best.shown}, then {then}."]
     worse = [place for place, told in enumerate(ranking.told) if told]
     level = [place for place in range(len(others)) if place not in worse]
     first = f"{best.label} is best: {what} {best.shown}."

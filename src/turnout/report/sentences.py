@@ -160,6 +160,8 @@ def judged_by(rows: Sequence[Row], aim: Target | None = None) -> str | None:
 
 def of_rows(rows: Sequence[Row], aim: Target | None = None) -> list[str]:
     """Which setting is better, whether that is more than chance, whom each has not heard, what went wrong."""
+    if not rows:
+        return []
     runs = [run for row in rows for run in row.runs]
     measure = judged_by(rows, aim)
     found: list[str] = []
