@@ -77,7 +77,8 @@ def invented(folder: Path, rounds: int, clients: int, cohort: int, *, seed: int 
         "outcome": np.where(crashed, "crashed", "arrived").ravel(), "weight": np.where(crashed, 0, 1 / cohort).ravel(),
         "staleness": np.zeros(rounds * cohort, np.int64), "sent_at": sent, "ended_at": sent + seconds.sum(1),
         "samples": np.full(rounds * cohort, 20), "download_seconds": seconds[:, 0], "compute_seconds": seconds[:, 1],
-        "upload_seconds": seconds[:, 2],
+        "upload_seconds": seconds[:, 2], "version": np.repeat(numbers[:-1], cohort),
+        "progress": np.where(crashed, 0.5, 1.0).ravel(),
     }  # fmt: skip
     for name, columns in (("history", history), ("jobs", jobs)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,11 @@ def _result(history: dict[str, Any], used: np.ndarray[Any, Any], lost: int) -> d
         "staleness": {"0": int(used.sum())}, "failures": {"crashed": lost}, "events": {}, "linear": True,
     }  # fmt: skip
     columns = {"intended": intended.tolist(), "realised": realised.tolist(), "contributions": used.tolist()}
-    return {"rounds": audit["rounds"], "stopped": "rounds", "audit": audit, "clients": columns}
+    measures = {name: values[-1] for name, values in history.items() if name.startswith("test_")}
+    return {
+        "rounds": audit["rounds"], "virtual_seconds": history["time"][-1], "stopped": "rounds", "measures": measures,
+        "audit": audit, "clients": columns,
+    }  # fmt: skip
 
 
 def opened(path: Path) -> float | None:

@@ -28,6 +28,7 @@ from turnout.plan.rehearsal import rehearse, schedule
 from turnout.record.tracking import MLflow, TensorBoard
 from turnout.record.unlearning import Unlearning
 from turnout.record.watch import Screening
+from turnout.report.frame import frame
 from turnout.report.read import recorded as read
 from turnout.run.experiment import Experiment, Result, execute, simulate
 from turnout.sampling._sampler import Sampler, Selection
@@ -103,6 +104,7 @@ __all__ = [
     "datasets",
     "devices",
     "execute",
+    "frame",
     "local",
     "models",
     "peers",

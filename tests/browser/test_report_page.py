@@ -55,6 +55,19 @@ def test_ten_runs_are_compared(visit: Open) -> None:
     assert lanes(tab) != before
 
 
+@pytest.mark.parametrize(("name", "width"), [("ten", 1200), ("one", 1200), ("ten", 380), ("one", 380)])
+def test_the_answer_is_above_the_fold(visit: Open, name: str, width: int) -> None:
+    """Which one, and is it more than chance? Of one run: who was not heard, and that one seed proves nothing."""
+    tab = visit(name, width)
+    answer = tab.locator(".answers p").first
+    box = answer.bounding_box()
+    assert box["y"] + box["height"] <= 900
+    told = " ".join(tab.locator(".answers p").all_inner_texts())
+    asked = ("chance" in told or "proves nothing" in told) if name == "ten" else "one seed proves nothing" in told
+    assert asked
+    keep(tab, f"answer-{name}-{width}")
+
+
 def test_curves_are_over_time_or_over_rounds(visit: Open) -> None:
     tab = visit("one")
     read_through(tab)

@@ -397,7 +397,7 @@ def test_inspect_unfinished(terminal: Terminal) -> None:
     interrupted(terminal, 7)
     shown = " ".join(terminal.done("inspect", "runs/a").out.split())
     assert "runs/a is unfinished (round 6," in shown
-    assert shown.endswith("Go on with: turnout resume runs/a")
+    assert "Go on with: turnout resume runs/a Path of" in shown
     document = terminal.done("inspect", "runs/a", "--json").json()
     assert document["unfinished"] is True
     assert document["last"]["round"] == 6

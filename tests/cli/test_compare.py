@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 from terminal import QUICK, Terminal
 
-from turnout.plan.compare import Target, compare
 from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
+from turnout.report.compare import Target, compare
 from turnout.report.page import MARK
 from turnout.report.read import recorded
 
@@ -132,6 +132,36 @@ def test_unfinished(terminal: Terminal, runs: Path) -> None:
 def test_report(terminal: Terminal, finished: Path) -> None:
     terminal.done("compare", str(finished / "a0"), str(finished / "b"), "--report", "both.html")
     assert MARK in (terminal.here / "both.html").read_text()[:2000]
+
+
+def test_the_answer_is_first_and_the_best_is_marked(terminal: Terminal, finished: Path) -> None:
+    folders = [str(finished / name) for name in ("a0", "b")]
+    shown = terminal.done("compare", *folders).out
+    answer = terminal.done("compare", *folders, "--json").json()["answers"][0]
+    assert " ".join(shown.split()).startswith(answer)
+    assert " *" in shown and "* the best mean of a column" in shown
+
+
+@pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
+def test_tables_for_a_paper(terminal: Terminal, finished: Path, form: str) -> None:
+    shown = terminal.done("compare", str(finished), f"--{form}").out  # all runs in the folder
+    assert {"latex": r"\begin{tabular}", "markdown": "| ---: |", "csv": "setting,algorithm,runs,seeds"}[form] in shown
+    assert "Where the runs ended" not in shown
+
+
+def test_figure_and_cite(terminal: Terminal, finished: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = str(finished / "a0")
+    assert "Written: curves.pdf" in terminal.done("figure", folder, str(finished / "a1")).out
+    assert (terminal.here / "curves.pdf").read_bytes().startswith(b"%PDF")
+    terminal.done("figure", folder, "--kind", "timeline", "--out", "t.png", "--width", "page")
+    cited = terminal.done("cite", folder, "scaffold").out
+    assert "@inproceedings{mcmahan2017communication," in cited and "karimireddy2020scaffold" in cited
+    terminal.done("cite", folder, "--out", "used.bib")
+    assert (terminal.here / "used.bib").read_text().startswith("% Turnout")
+    assert "--latex: with --json" in terminal.refused("compare", folder, "--latex", "--json")
+    assert "--kind: unknown name 'pie'" in terminal.refused("figure", folder, "--kind", "pie")
+    assert "is no folder of a run" in terminal.refused("cite", "nowhere")
 
 
 def test_mistakes(terminal: Terminal, finished: Path) -> None:

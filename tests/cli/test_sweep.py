@@ -208,6 +208,21 @@ def test_time_to_target_with_intervals(terminal: Terminal, quadratic: str) -> No
     assert reached["quantities"]["seconds_to_target"]["mean"] == 3
 
 
+def test_three_by_five_in_one_command(terminal: Terminal, quadratic: str) -> None:
+    """Tables, figures, BibTeX and a row a run; and first whether it is more than chance."""
+    pytest.importorskip("matplotlib")
+    words = ("algorithm=fedavg,fedprox,fedfix", "seed=0..4", "run.rounds=2", "--paper", "paper")
+    answer = swept(terminal, quadratic, *words)
+    assert answer.code == 0
+    folder = terminal.here / "paper"
+    assert {"table.tex", "runs.csv", "references.bib", "curves.pdf", "bars.pdf"} <= {p.name for p in folder.iterdir()}
+    assert len((folder / "runs.csv").read_text().splitlines()) == 16
+    first = (folder / "answers.txt").read_text().splitlines()[0]
+    assert " ".join(answer.out.split()).startswith(first)
+    (terminal.here / "file").write_text("x")
+    assert "--paper: file is a file" in terminal.refused("sweep", quadratic, "seed=7", "--paper", "file")
+
+
 # -- mistakes -------------------------------------------------------------------------------------------------
 
 MISTAKES = {

@@ -114,7 +114,7 @@ def test_nothing_but_divergence(terminal: Terminal) -> None:
     assert answer.code == 1
     assert answer.json()["schemes"]["fedavg"]["best"] is None
     assert answer.json()["schemes"]["fedavg"]["command"] is None
-    assert "Every value diverged" in terminal("tune", "quadratic.toml", "--option", "local.lr=1e29,1e30").out
+    assert "Every value of fedavg diverged" in terminal("tune", "quadratic.toml", "--option", "local.lr=1e29,1e30").out
 
 
 def test_schemes_have_their_own_best(terminal: Terminal) -> None:

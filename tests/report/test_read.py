@@ -98,4 +98,7 @@ def test_labels_are_never_the_same() -> None:
     assert len(groups) == 2
     assert labels(groups) == ["digits (1)", "digits (2)"]
     assert labels([[invented("0"), invented("1", seed=1)]]) == ["fedavg"]
+    assert labels([[invented("sites"), invented("seed=1", seed=1)]]) == ["fedavg"]  # and not "s"
+    sweep = [invented(f"algorithm={name},lr={lr}", lr=lr, of=name) for name, lr in (("fedavg", 0.1), ("fedfix", 0.3))]
+    assert labels([[run] for run in sweep]) == ["fedavg, lr=0.1", "fedfix, lr=0.3"]
     assert labels([[invented("x,seed=10"), invented("x,seed=11", seed=1)]]) == ["x"]

@@ -10,12 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from turnout.core.files import read_json
 from turnout.core.names import called, listed
 from turnout.core.statistics import OVER_CLIENTS
 from turnout.record.progress import duration
 from turnout.record.views import defined
+from turnout.report import read, sentences
 
 out, err = Console(), Console(stderr=True)
 
@@ -23,6 +25,15 @@ out, err = Console(), Console(stderr=True)
 def say(text: str, to: Console = out) -> None:
     """Print a text as it is, in lines as long as they are."""
     to.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_answers(sentences: Sequence[str]) -> None:
+    """Print what a person would say: the answer first, and standing out. One that ends with a command stays a line."""
+    for place, sentence in enumerate(sentences):
+        style = "bold" if place == 0 else ""
+        out.print(Text(sentence, style), highlight=False, soft_wrap=not sentence.endswith("."))
+    if sentences:
+        out.print()
 
 
 def show_table(
@@ -51,10 +62,9 @@ def show_table(
 def show_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Where the run ended, and the turnout audit."""
     audit, measures = summary["audit"], summary["measures"]
-    if summary.get("nobody_heard"):
-        out.print("Nobody was ever heard: no client's update has counted, and the model is the one the run began with.")
+    show_answers(sentences.of_run(read.recorded(folder)))
     length = f"{summary['rounds']} rounds, {duration(summary['virtual_seconds'])} of virtual time"
-    out.print(f"\n[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
+    out.print(f"[bold]{folder}[/bold]: {length} (stopped: {summary['stopped']})")
     if best := summary.get("best"):
         value = _decimals(best["measures"][best["judge"]])
         say(f"Best by {best['judge']}: {value} in round {best['round']}, kept in {folder / 'best.safetensors'}")

@@ -1,6 +1,6 @@
-"""The command line: `turnout demo | init | run | resume | plan | tune | sweep | compare | list | show | inspect |
-board | predict | export | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`, a file a
-command, or a few.
+"""The command line: `turnout demo | init | run | resume | plan | tune | sweep | compare | figure | cite | list | show |
+inspect | board | predict | export | attack | unlearn | study | topology | streams | simulate-flower | deploy | replay`,
+a file a command, or a few.
 
 A file is imported when one of its commands is looked at; `turnout --help` reads from it what describes each.
 """
@@ -35,6 +35,8 @@ COMMANDS = {  # where the function is, or the app of several
     "export": "use:export",
     "compare": "compare:compare_runs",
     "sweep": "compare:sweep_options",
+    "figure": "paper:figure",
+    "cite": "paper:cite",
     "attack": "attack:attack",
     "report": "report:report",
     "board": "board:board",

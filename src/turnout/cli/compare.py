@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 
 from turnout.cli._command import INTERRUPTED, Json, Source, print_json, remark
-from turnout.cli._display import err, out, say, show_table
+from turnout.cli._display import err, out, say, show_answers, show_table
 from turnout.core.errors import UserError
-from turnout.core.statistics import WORST_PERCENTILE
-from turnout.plan.compare import Quantity, Row, Target, compare
 from turnout.plan.sweep import Combination, combinations, sweep
 from turnout.plan.workers import Failed
-from turnout.record.progress import duration
-from turnout.record.views import splits
-from turnout.report import page, read
-from turnout.report.blocks import megabytes, number
+from turnout.report import page, read, sentences, tables
+from turnout.report import paper as printed
+from turnout.report.compare import Row, Target, compare
 
 Targets = Annotated[
     str | None, typer.Option(metavar="MEASURE=VALUE", help="When was it reached? As test_accuracy=0.9, train_loss=0.2.")
+]
+Paper = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Also write tables, figures, BibTeX and a row a run there.")
 ]
 Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report of these runs, a HTML page.")]
 
 
 def compare_runs(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, such as runs/digits.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or one of many.")],
     target: Targets = None,
     report: Report = None,
+    paper: Paper = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX, for booktabs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print every quantity of every setting as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """Put runs beside each other; those that differ only in their seed are one row, with 95 % intervals.
 
     Example: turnout compare runs/digits runs/demo --target test_accuracy=0.9
     """
-    _compare("compare", folders, _aim(target), report, as_json)
+    wanted = [name for name, one in (("latex", latex), ("markdown", markdown), ("csv", csv), ("json", as_json)) if one]
+    if len(wanted) > 1:
+        raise UserError(f"--{wanted[0]}: with --{wanted[1]}; a table is printed in one form")
+    form = wanted[0] if wanted else ""
+    _compare("compare", read.below(folders), _aim(target), Files(report, paper), form)
 
 
 def sweep_options(
@@ -55,6 +63,7 @@ def sweep_options(
     ] = None,
     target: Targets = None,
     report: Report = None,
+    paper: Paper = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs, and how far each is.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,10 +77,12 @@ def sweep_options(
     found = combinations(source, words or [], aim)
     if report is not None and len(found) > page.MOST:
         raise UserError(f"--report: {len(found)} runs; a page shows at most {page.MOST}")
+    if paper is not None:
+        printed.check(paper)
     if dry_run:
         _list(source, found, as_json)
         return
-    carry_out_all("sweep", source, found, workers, ray, aim, report, as_json)
+    carry_out_all("sweep", source, found, workers, ray, aim, Files(report, paper), as_json)
 
 
 def carry_out_all(
@@ -81,14 +92,15 @@ def carry_out_all(
     workers: int = 0,
     ray: str | None = None,
     aim: Target | None = None,
-    report: Path | None = None,
+    files: Files | None = None,
     as_json: bool = False,
 ) -> None:
     """Carry out what is not finished, and put all runs beside each other; exit code 1 if one failed."""
     failed = _carry_out(source, found, workers, ray)
     done = [one.folder for one in found if one.folder not in failed]
     failures = [{"run": str(folder), "why": why} for folder, why in failed.items()]
-    _compare(command, done, aim, report, as_json, sweep=str(found[0].folder.parent), failed=failures)
+    form, beside = "json" if as_json else "", str(found[0].folder.parent)
+    _compare(command, done, aim, files or Files(None, None), form, sweep=beside, failed=failures)
     if failed:
         raise typer.Exit(1)
 
@@ -126,18 +138,30 @@ def _aim(target: str | None) -> Target | None:
     return None if target is None else Target.parse(target)
 
 
-def _compare(
-    command: str, folders: Sequence[Path], aim: Target | None, report: Path | None, as_json: bool, **more: Any
-) -> None:
-    """Print the runs in these folders beside each other, or as JSON with `more`; and write their report."""
+class Files(NamedTuple):
+    """What else is written."""
+
+    report: Path | None
+    paper: Path | None
+
+
+def _compare(command: str, folders: Sequence[Path], aim: Target | None, files: Files, form: str, **more: Any) -> None:
+    """Print the runs in these folders beside each other, in a form of tables, or as JSON with `more`; write files."""
     runs = [read.recorded(folder, command) for folder in folders]
     remark(sentence for run in runs for sentence in run.remarks)
     rows = compare(runs, aim)
-    if report is not None and runs:
-        page.write(runs, report)
-    if as_json:
-        print_json({**more, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
+    if files.report is not None and runs:
+        page.write(runs, files.report)
+    if files.paper is not None and runs:
+        written = printed.write(runs, rows, aim, files.paper)
+        say(f"Written to {files.paper}: {', '.join(path.name for path in written)}", err)
+    told = sentences.of_rows(rows, aim)
+    if form in tables.FORMATS:
+        sys.stdout.write(tables.written(rows, aim, form))
+    elif form:
+        print_json({**more, "answers": told, "target": aim and vars(aim), "rows": [row.as_dict() for row in rows]})
     elif runs:
+        show_answers(told)
         show_comparison(rows, aim)
 
 
@@ -146,46 +170,20 @@ def _compare(
 
 def show_comparison(rows: Sequence[Row], aim: Target | None) -> None:
     """Two tables of columns in which some run has something to say: where the runs ended, and what they took."""
-    for title, columns in (("Where the runs ended", _measured(rows)), ("What they took", _taken(rows, aim))):
-        names = [escape(row.label if row.finished else f"{row.label} (unfinished)") for row in rows]
-        cells = [[_cell(column, row.quantities.get(column)) for column in columns] for row in rows]
+    measured = tables.measured(rows)
+    for title, columns in (("Where the runs ended", measured), ("What they took", tables.taken(rows, aim))):
+        lines = [
+            (escape(name), *(_marked(column, place) for column in columns))
+            for place, name in enumerate(tables.names(rows))
+        ]
         if columns:
-            show_table(
-                [(name, *row) for name, row in zip(names, cells, strict=True)], ("run", *columns.values()), title
-            )
+            show_table(lines, ("run", *(column.heading for column in columns)), title)
     seeds = sorted({len(row.runs) for row in rows})
     if seeds[-1] > 1:
         out.print(f"Means over {' to '.join(map(str, seeds))} seeds ± half of the 95 % Student interval.", style="dim")
+    if any(column.best for column in measured):
+        out.print("* the best mean of a column", style="dim")
 
 
-def _measured(rows: Sequence[Row]) -> dict[str, str]:
-    """Measures on the most telling samples, and their headings."""
-    split, names = next(iter(splits(rows[0].runs[0].rounds()).items()), ("", []))
-    headings = {f"{split}_{name}": f"{split} {name}".replace("_", " ") for name in names}
-    for name in (name for name in names if name != "loss"):
-        headings[f"{split}_{name}_worst_decile"] = f"{headings[f'{split}_{name}']}, {WORST_PERCENTILE}"
-    return _known(rows, headings)
-
-
-def _taken(rows: Sequence[Row], aim: Target | None) -> dict[str, str]:
-    reached = {f"{name}_to_target": f"{word} to {aim}" for name, word in (("seconds", "time"), ("rounds", "rounds"))}
-    headings = {"rounds": "rounds", "virtual_seconds": "virtual time", "bytes": "traffic"}
-    return (reached if aim else {}) | _known(
-        rows, headings | {"energy_wh": "energy (Wh)", "never_heard": "never heard"}
-    )
-
-
-def _known(rows: Sequence[Row], headings: dict[str, str]) -> dict[str, str]:
-    known = {name for row in rows for name, quantity in row.quantities.items() if quantity.known}
-    return {name: heading for name, heading in headings.items() if name in known}
-
-
-def _cell(name: str, quantity: Quantity | None) -> str:
-    if quantity is None:
-        return number(None)
-    known, runs = len(quantity.known), len(quantity.values)
-    if known < runs:
-        return f"in {known} of {runs} runs"
-    units = {"virtual_seconds": duration, "seconds_to_target": duration, "bytes": megabytes}
-    show, half = units.get(name, number), quantity.half_width
-    return show(quantity.mean) + (f" ± {show(float(f'{half:.2g}'))}" if 0 < half < math.inf else "")
+def _marked(column: tables.Column, place: int) -> str:
+    return f"[bold]{column.cells[place]} *[/bold]" if place in column.best else column.cells[place]

@@ -10,12 +10,13 @@ import typer
 from rich.markup import escape
 
 from turnout.cli._command import Json, Overrides, Source, listed, print_json
-from turnout.cli._display import err, out, say, show_table
+from turnout.cli._display import err, out, say, show_answers, show_table
 from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.local.sgd import LocalSGD
 from turnout.plan import advice, tune
 from turnout.record.progress import duration
+from turnout.report import sentences
 from turnout.run.experiment import Experiment
 
 
@@ -32,9 +33,9 @@ def plan(source: Source, overrides: Overrides = None, as_json: Json = False) -> 
         return
     speeds = f"jobs take {duration(found.fastest_seconds)} to {duration(found.slowest_seconds)} in the mean"
     out.print(f"\n[bold]{found.clients} clients[/bold]; {speeds}", highlight=False)
+    show_answers(found.advice)
     show_table([advice.cells(row) for row in found.policies if row.refused is None], advice.HEADERS, numbers=True)
-    for text in (advice.LEGEND, *found.advice):
-        out.print(f"\n{text}", highlight=False, markup=False)
+    out.print(f"\n{advice.LEGEND}", highlight=False, markup=False)
 
 
 def local_work(experiment: Experiment) -> LocalSGD:
@@ -74,9 +75,11 @@ def tune_options(
         seeds=seeds,
         report=partial(say, to=err),
     )
+    told = sentences.of_tuning(tuning, found)
     if as_json:
-        print_json(tune.as_dict(tuning, found))
+        print_json({"answers": told, **tune.as_dict(tuning, found)})
     else:
+        show_answers(told)
         for tuned in found:
             _show_tuned(tuning, tuned)
     if any(tuned.best is None for tuned in found):
@@ -92,9 +95,5 @@ def _show_tuned(tuning: tune.Tuning, tuned: tune.Tuned) -> None:
         rows.append((*map(escape, trial.point), value, *taken, "best" if trial is best else ""))
     headers = (*(choice.option for choice in tuning.choices), tuning.measure.replace("_", " "), "rounds", "time", "")
     show_table(rows, headers, f"{tuned.scheme}: {len(tuned.trials)} values tried", boxed=True)
-    if best is None:
-        out.print("Every value diverged: try smaller ones.\n")
-        return
-    for sentence in tuning.ends(best):
-        out.print(f"{sentence}.", highlight=False, markup=False)
-    say(f"{tuning.command(tuned.scheme, best.point)}\n")
+    if best is not None:
+        say(f"{tuning.command(tuned.scheme, best.point)}\n")

@@ -10,18 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from turnout.algorithms.dpasgd import DPASGD
 from turnout.cli._command import Json, RunFolder, print_json, remark
-from turnout.cli._display import err, out, say, show_paths, show_summary
+from turnout.cli._display import err, say, show_answers, show_paths, show_summary
 from turnout.core.errors import UserError
 from turnout.core.files import write_text
-from turnout.peers.design import evaluate
-from turnout.peers.network import Exchange
-from turnout.peers.peers import message_bytes, over_own_links, ring
 from turnout.peers.picture import draw
-from turnout.record.progress import duration
 from turnout.record.run_folder import reseal
-from turnout.report import page, read
+from turnout.report import page, read, sentences
+from turnout.report.drawings import design_of
 from turnout.run.experiment import Experiment
 from turnout.use import card
 
@@ -37,11 +33,11 @@ def inspect(folder: RunFolder, as_json: Json = False) -> None:
     remark(run.remarks)
     summary = run.summary or {"unfinished": True, "last": _last_row(run)}
     if as_json:
-        print_json({"run": str(folder), **summary, "paths": run.plan.get("paths", [])})
+        answers = {"run": str(folder), "answers": sentences.of_run(run)}
+        print_json({**answers, **summary, "paths": run.plan.get("paths", [])})
     elif "unfinished" in summary:
-        reached = f"round {summary['last']['round']}, {duration(summary['last']['time'])} of virtual time"
+        show_answers(sentences.of_run(run))
         show_paths(folder)
-        out.print(f"{folder} is unfinished ({reached} recorded). Go on with: turnout resume {folder}")
     else:
         show_summary(folder, summary)
 
@@ -66,7 +62,7 @@ def report(
     Example: turnout report runs/digits runs/fedfix --out compared.html
     """
     path = path or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    runs = [read.recorded(folder) for folder in folders]
+    runs = [read.recorded(folder) for folder in read.below(folders)]
     remark(sentence for run in runs for sentence in run.remarks)
     page.write(runs, path)
     say(f"Written: {path}")
@@ -87,14 +83,10 @@ def leave_report(folder: Path, experiment: Experiment | None = None) -> None:
 
 def draw_overlay(folder: Path, experiment: Experiment) -> None:
     """A map of who talks to whom, where silos train without a server."""
-    algorithm, people = experiment.algorithm, experiment.population
-    if not isinstance(algorithm, DPASGD) or people.size > MOST_DRAWN:
+    found = None if experiment.population.size > MOST_DRAWN else design_of(experiment)
+    if found is None:
         return
-    network = algorithm.network or over_own_links(people)
-    task = algorithm.trained_task(experiment.task)
-    bits = 8 * message_bytes(people, task, experiment.plan.dtype)
-    computing = people.devices.mean_seconds(people.seed, people.ids, *algorithm.local.busy(people.train.counts))
-    chosen = evaluate(algorithm.overlay or ring(people.size), network, Exchange(bits, computing))
+    network, chosen = found
     title = f"{chosen.name}: {1e3 * chosen.cycle_time:.1f} ms a round"
     write_text(folder / "overlay.svg", draw(network, chosen, title))
     reseal(folder, "overlay.svg")

@@ -22,8 +22,8 @@ from turnout.config import config
 from turnout.core.errors import UserError
 from turnout.core.files import read_toml
 from turnout.plan.choices import MOST, Values, several
-from turnout.plan.compare import Target
 from turnout.plan.workers import Failed, share, share_on_cluster
+from turnout.report.compare import Target
 from turnout.run.experiment import execute
 
 State = Literal["new", "unfinished", "finished"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from turnout.record.views import Figure
@@ -17,13 +17,20 @@ class Chart(NamedTuple):
     by_rounds: Figure | None = None
 
 
+class Answers(NamedTuple):
+    """What a person would say, the answer first."""
+
+    sentences: Sequence[str]
+
+
 class Grid(NamedTuple):
-    """A table; the first column names the rows."""
+    """A table; the first column names the rows, and the best cells stand out."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     about: str = ""
+    best: Collection[tuple[int, int]] = ()  # row and column
 
 
 class Words(NamedTuple):
@@ -59,7 +66,7 @@ class Timelines(NamedTuple):
     runs: Sequence[dict[str, Any]]
 
 
-Block = Chart | Grid | Words | Facts | Picture | Folded | Timelines
+Block = Answers | Chart | Grid | Words | Facts | Picture | Folded | Timelines
 
 
 def charts(title: str, figure: Figure | None, about: str) -> list[Block]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from turnout.core.errors import UserError
 from turnout.core.files import write_durably
+from turnout.core.statistics import lower_is_better
 from turnout.core.version import VERSION
 from turnout.record.progress import duration
 from turnout.report import page, read
@@ -51,7 +52,7 @@ def document(rows: Sequence[Row], folder: Path, live: bool) -> Document:
 
 
 def _measure(name: str) -> Document:
-    return {"words": name.replace("_", " "), "lower": "loss" in name}
+    return {"words": name.replace("_", " "), "lower": lower_is_better(name)}
 
 
 def _settings(rows: Sequence[Row]) -> tuple[list[str], dict[str, int | None]]:

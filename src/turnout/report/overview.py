@@ -16,6 +16,7 @@ from turnout.record.progress import duration
 from turnout.record.views import Column, Columns, Figure, Over, axis_of, chart, colour, lines_of
 from turnout.report.audit import Groups, several
 from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Words, charts, megabytes, number, span
+from turnout.report.compare import best, compare
 from turnout.report.read import Recorded, differences
 from turnout.report.timeline import ENDS, PHASES, endings
 
@@ -58,7 +59,17 @@ def result(groups: Groups, names: Sequence[str]) -> list[Block]:
     several_seeds = any(len(group) > 1 for group in groups)
     about = "Of several seeds: the mean, and from the smallest to the largest." if several_seeds else ""
     rows = [[name, *(words(group) for words in table.values())] for name, group in zip(names, groups, strict=True)]
-    return [Grid(["", *table], rows, about=about)]
+    return [Grid(["", *table], rows, about=about, best=_best(groups, list(table), judged))]
+
+
+def _best(groups: Groups, headings: Sequence[str], judged: tuple[str, str] | None) -> set[tuple[int, int]]:
+    """The cells of the best means, of what was measured."""
+    split, metric = judged or ("", "")
+    columns = {f"{split} {metric}": f"{split}_{metric}", f"{split} loss": f"{split}_loss"}
+    columns[WORST_PERCENTILE] = f"{split}_{metric}_worst_decile"
+    rows = compare([run for group in groups for run in group])
+    places = [(headings.index(heading) + 1, column) for heading, column in columns.items() if heading in headings]
+    return {(row, place) for place, column in places for row in best(rows, column)}
 
 
 def _hint(what: str, run: Recorded) -> str:

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
@@ -21,8 +21,8 @@ from turnout.core.files import write_text
 from turnout.core.imports import missing
 from turnout.core.version import VERSION
 from turnout.record.run_folder import CARD, reseal
-from turnout.report import audit, confusion, overview, panels, read, timeline
-from turnout.report.blocks import Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
+from turnout.report import audit, confusion, overview, panels, read, sentences, timeline
+from turnout.report.blocks import Answers, Block, Chart, Facts, Folded, Grid, Picture, Timelines, Words
 from turnout.report.read import Recorded
 
 MOST = 10  # runs on a page
@@ -95,7 +95,7 @@ def sections(groups: list[list[Recorded]], names: list[str]) -> list[Section]:
         special += [_titled(block, name) for block in found] if len(groups) > 1 else found
     lanes = timeline.timelines(runs, singly)
     return [
-        ("result", "Result", overview.result(groups, names)),
+        ("result", "Result", [Answers(sentences.of_runs(runs)), *overview.result(groups, names)]),
         ("setting", "What was run", overview.setting(groups, names)),
         ("curves", "Curves", overview.learning(groups, names)),
         ("timeline", "Timeline", [Timelines(lanes)] if lanes else []),
@@ -150,12 +150,15 @@ def _html(block: Block, charts: list[Chart], lanes: list[dict[str, Any]]) -> str
             plot = f'<div class="plot" role="img" aria-label="{escape(f"{title}. {about}")}"></div>'
             number = len(charts) - 1
             return f'<figure class="card chart" data-chart="{number}">{_caption(title, about)}{plot}</figure>'
-        case Grid(headers, rows, title, about):
+        case Answers(told):
+            return f'<div class="answers">{"".join(f"<p>{escape(one)}</p>" for one in told)}</div>'
+        case Grid(headers, rows, title, about, best):
             head = "".join(f'<th scope="col">{escape(text)}</th>' for text in headers)
-            cells = f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, rows))}</tbody>"
+            body = "".join(_row(cells, place, best) for place, cells in enumerate(rows))
+            table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
             kind = ' class="pairs"' if len(headers) == 2 and not headers[0] else ""
             reach = f'class="wide" tabindex="0" role="region" aria-label="{escape(title or "table")}"'
-            return f'<div class="card">{_caption(title, about)}<div {reach}><table{kind}>{cells}</table></div></div>'
+            return f'<div class="card">{_caption(title, about)}<div {reach}><table{kind}>{table}</table></div></div>'
         case Words(text):
             return f"<p>{escape(text)}</p>"
         case Facts(values):
@@ -172,9 +175,10 @@ def _html(block: Block, charts: list[Chart], lanes: list[dict[str, Any]]) -> str
             return asset("timeline.html").format(options=options, hidden="" if len(found) > 1 else "hidden")
 
 
-def _row(cells: Sequence[str]) -> str:
-    first, *others = cells
-    return f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in others)}</tr>'
+def _row(cells: Sequence[str], row: int, best: Collection[tuple[int, int]]) -> str:
+    first, *others = map(escape, cells)
+    shown = (f"<strong>{text}</strong>" if (row, place) in best else text for place, text in enumerate(others, 1))
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{text}</td>" for text in shown)}</tr>'
 
 
 def _fact(what: str, value: str, hint: str) -> str:

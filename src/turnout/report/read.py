@@ -17,7 +17,7 @@ from turnout.core.errors import UserError
 from turnout.core.files import read_json, read_toml
 from turnout.core.spelling import spelt
 from turnout.record.history import read_segments
-from turnout.record.run_folder import READ, RECORDS, check_is_run, examine
+from turnout.record.run_folder import MANIFEST, READ, RECORDS, check_is_run, examine
 from turnout.record.views import Columns, Views
 
 # Options of a run that do not make it another setting: runs that differ in nothing else are one, seen several times.
@@ -134,6 +134,25 @@ def _document(path: Path) -> dict[str, Any]:
     return found
 
 
+@spelt
+def below(folders: Sequence[Path | str]) -> list[Path]:
+    """The folders of runs among these, and those of all runs in a folder that is not one, such as that of a sweep."""
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = [] if _is_run(folder) or not folder.is_dir() else sorted(filter(_is_run, folder.iterdir()), key=_order)
+        found += inside or [folder]
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("plan.json", "config.toml", MANIFEST))
+
+
+def _order(folder: Path) -> list[tuple[int, str]]:
+    """By name, but `seed=10` after `seed=9`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", folder.name)]
+
+
 def settings(runs: Sequence[Recorded]) -> list[list[Recorded]]:
     """Runs of one setting together, each in the order given: they are one line with a band."""
     groups: dict[str, list[Recorded]] = {}
@@ -156,7 +175,7 @@ def differences(groups: Sequence[Sequence[Recorded]]) -> dict[str, list[Any]]:
 def labels(groups: Sequence[Sequence[Recorded]]) -> list[str]:
     """A short name for every setting, no two the same: the run's own, what the names of its seeds share, or in what it
     differs from the others."""
-    found = [_shared_name(group) for group in groups]
+    found = _without_keys([_shared_name(group) for group in groups])
     if len(set(found)) < len(found):
         differing = list(differences(groups).values())[:3]
         words = [", ".join(str(values[i]) for values in differing) for i in range(len(groups))]
@@ -164,9 +183,21 @@ def labels(groups: Sequence[Sequence[Recorded]]) -> list[str]:
     return [name if found.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(found)]
 
 
+def _without_keys(names: list[str]) -> list[str]:
+    """Names of a sweep's settings as a person says them: `algorithm=fedfix,lr=0.1` is `fedfix, lr=0.1`. A number keeps
+    what it is of."""
+    if len(names) < 2 or not all(re.fullmatch(r"[\w.]+=[^,=]+(,[\w.]+=[^,=]+)*", name) for name in names):
+        return names
+    parts = [[part.split("=") for part in name.split(",")] for name in names]
+    speaking = {key for key, _ in parts[0]} - {key for one in parts for key, value in one if not value[:1].isalpha()}
+    return [", ".join(value if key in speaking else f"{key}={value}" for key, value in one) for one in parts]
+
+
 def _shared_name(group: Sequence[Recorded]) -> str:
     if len(group) == 1:
         return group[0].name
     letters = zip(*(run.name for run in group), strict=False)
     shared = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
+    if any(run.name[len(shared) :][:1].isalnum() for run in group):  # a part of a word says nothing
+        shared = re.sub(r"[^\W_]+$", "", shared)
     return re.sub(r"[\W_]*(seed[\W_]*\d*)?[\W_]*$", "", shared) or group[0].algorithm

@@ -70,7 +70,10 @@ def endings(table: Columns) -> IntArray:
     found = np.full(len(name), ENDS.index("not used"))
     for number, end in enumerate(ENDS):
         found[table["outcome"] == end] = number
-    found[np.isin(name, name[table["weight"] != 0])] = ENDS.index("aggregated")
+    counted = table["weight"] != 0
+    if (table["outcome"] == "used_later").any():  # else each job has one row
+        counted = np.isin(name, name[counted])
+    found[counted] = ENDS.index("aggregated")
     return found
 
 

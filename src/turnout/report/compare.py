@@ -88,6 +88,11 @@ class Row:
     def finished(self) -> bool:
         return all(run.finished for run in self.runs)
 
+    @property
+    def sound(self) -> bool:
+        """Whether no run of it diverged."""
+        return not any(str(run.summary.get("stopped", "")).startswith("diverged") for run in self.runs)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "label": self.label,
@@ -97,6 +102,16 @@ class Row:
             "finished": self.finished,
             "quantities": {name: quantity.as_dict() for name, quantity in self.quantities.items()},
         }
+
+
+def best(rows: Sequence[Row], column: str) -> set[int]:
+    """The rows of the best mean; none where there is nothing to compare."""
+    means = [row.quantities[column].mean if column in row.quantities and row.sound else math.nan for row in rows]
+    known = [mean for mean in means if not math.isnan(mean)]
+    if len(known) < 2:
+        return set()
+    top = min(known) if lower_is_better(column) else max(known)
+    return {place for place, mean in enumerate(means) if mean == top}
 
 
 def compare(runs: Sequence[Recorded], target: Target | None = None) -> list[Row]:
