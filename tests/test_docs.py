@@ -45,7 +45,8 @@ SHORTER = {
 }
 OWN = {  # what stands for the reader's own
     "my.toml": config.builtin_text("digits"),
-    "patients.csv": "hospital,age,ill\n" + "".join(f"h{row % 3},{40 + row},{row % 2}\n" for row in range(60)),
+    "patients.csv": "hospital,age,ill\n" + "".join(f"h{row % 3},{40 + row * 7 % 35},{row % 2}\n" for row in range(60)),
+    "new.csv": "hospital,age\nh0,50\nh1,61\n",
     "my-network.json": resources.files("turnout.peers").joinpath("measured/gaia.json").read_text("utf-8"),
 }
 

@@ -17,6 +17,7 @@ from PIL import Image
 from terminal import Terminal, table
 from typer.testing import CliRunner
 
+import unclean
 from turnout import data as datasets
 from turnout.cli import init
 from turnout.cli.commands import app
@@ -71,6 +72,21 @@ def test_a_table_of_hospitals_trains_without_edits(terminal: Terminal) -> None:
     assert result["audit"]["clients"] == 4
     data = {name: value for name, value in made["data"].items() if name != "name"}
     assert datasets.load("csv_table", **data).facts["clients"] == list(CENTRES)
+
+
+def test_an_unclean_table_trains_without_edits(terminal: Terminal) -> None:
+    """Semicolons, decimal commas, dates, ids, missing values: seen, said and written."""
+    unclean.write_hospitals(Path("patients.csv"))
+    terminal.done("init", "patients.csv", "--yes")
+    data = written("patients.toml")["data"]
+    assert (data["separator"], data["decimal"], data["target"], data["client"]) == (";", ",", "died", "hospital")
+    text = Path("patients.toml").read_text("utf-8")
+    assert re.search(r'^separator = ";" +# seen: what stands between cells$', text, re.M)
+    assert re.search(r'^decimal = "," +# seen: what stands before the decimals$', text, re.M)
+    terminal.done("run", "patients.toml", "run.rounds=2", "engine.threads=1")
+    unclean.write_hospitals(Path("new.csv"), 10, 1, target=False)
+    assert "died of 10 rows" in terminal.done("predict", "runs/patients", "new.csv").out
+    assert "| Oslo |" in Path("runs/patients/model_card.md").read_text("utf-8")
 
 
 def test_what_is_said_is_not_guessed(terminal: Terminal) -> None:

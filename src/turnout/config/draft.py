@@ -145,6 +145,10 @@ def _data(found: Look, answers: Answers, remarks: dict[str, str]) -> Section:
         remarks["data.layout"] = "what the folders stand for"
         remarks["data.size"] = "height and width that all are resized to"
         return options
+    for option, usual, what in (("separator", ",", "stands between cells"), ("decimal", ".", "before the decimals")):
+        if getattr(found, option) != usual:
+            options[option] = getattr(found, option)
+            remarks[f"data.{option}"] = f"seen: what {what}" if option == "separator" else f"seen: what stands {what}"
     target, client = target_of(found, answers), _client(found, answers)
     assert target is not None
     options["target"] = target.name

@@ -13,7 +13,7 @@ from typing import Any
 from turnout.core.errors import UserError
 from turnout.core.imports import extra, optional
 from turnout.data.images import KINDS as IMAGES
-from turnout.data.readers import MISSING, is_number, path_of, read_table, require
+from turnout.data.readers import MISSING, is_number, path_of, read_table, read_text, require
 
 TARGETS = {
     "target", "label", "class", "outcome", "diagnosis", "disease", "y", "num", "result", "response", "survived", "died",
@@ -84,6 +84,8 @@ class Look:
     grey: bool = False
     functions: tuple[str, ...] = ()  # of Python code, that seem to give data, the likeliest first
     models: tuple[str, ...] = field(default=())
+    separator: str = ","  # of the cells of a table
+    decimal: str = "."  # before the decimals of its numbers
 
     def column(self, option: str, name: str) -> Column:
         """Find a column by its name."""
@@ -130,7 +132,8 @@ def look(source: str) -> Look:
         raise UserError(f"init: there is no file or folder {source}")
     name = path.name.lower()
     if name.endswith((".csv", ".csv.gz")):
-        return Look("csv_table", source, _csv(path))
+        columns, separator, decimal = _csv(path)
+        return Look("csv_table", source, columns, separator=separator, decimal=decimal)
     if name.endswith(".parquet"):
         return Look("parquet", source, _parquet(path))
     if name.endswith(".py"):
@@ -138,9 +141,22 @@ def look(source: str) -> Look:
     raise UserError(f"init: {source} is none of: a .csv or .parquet table, a folder of them or of images, a .py file")
 
 
-def _csv(path: Path) -> tuple[Column, ...]:
-    table = read_table("csv_table", path)
-    return tuple(Column.of(name, table.cells(name)) for name in table.header)
+def _csv(path: Path) -> tuple[tuple[Column, ...], str, str]:
+    """Look at a table's columns, at what stands between its cells, and before its decimals."""
+    first = read_text("csv_table", path).partition("\n")[0]
+    separator = "," if "," in first else next(filter(first.__contains__, ";\t|"), ",")
+    table = read_table("csv_table", path, separator=separator)
+    cells = {name: table.cells(name) for name in table.header}
+    decimal = "," if separator != "," and any(map(_has_decimal_commas, cells.values())) else "."
+    if decimal == ",":
+        cells = {name: [cell.replace(",", ".") for cell in of] for name, of in cells.items()}
+    return tuple(Column.of(name, of) for name, of in cells.items()), separator, decimal
+
+
+def _has_decimal_commas(cells: Sequence[str]) -> bool:
+    """Whether these are numbers, some of them with a comma before their decimals."""
+    there = [cell for cell in cells if cell.lower() not in MISSING]
+    return any("," in cell for cell in there) and all(is_number(cell.replace(",", ".", 1)) for cell in there)
 
 
 def _parquet(path: Path) -> tuple[Column, ...]:
@@ -173,9 +189,9 @@ def _folder(source: str, path: Path) -> Look:
     if kinds[".csv"]:
         tables = [file for file in files if file.suffix == ".csv"]
         centres = {file.relative_to(path).parts[0].removesuffix(".csv") for file in tables}
-        return Look(
-            "centres", source, _csv(tables[0]), per_file=True, files=len(tables), clients=tuple(sorted(centres))
-        )
+        columns, separator, decimal = _csv(tables[0])
+        names, files_of = tuple(sorted(centres)), len(tables)
+        return Look("centres", source, columns, True, files_of, clients=names, separator=separator, decimal=decimal)
     raise UserError(f"init: {source} has neither images nor .csv or .parquet files")
 
 
