@@ -101,4 +101,6 @@ def test_labels_are_never_the_same() -> None:
     assert labels([[invented("sites"), invented("seed=1", seed=1)]]) == ["fedavg"]  # and not "s"
     sweep = [invented(f"algorithm={name},lr={lr}", lr=lr, of=name) for name, lr in (("fedavg", 0.1), ("fedfix", 0.3))]
     assert labels([[run] for run in sweep]) == ["fedavg, lr=0.1", "fedfix, lr=0.3"]
+    alike = [invented(f"algorithm={name},engine.threads=1", of=name) for name in ("fedavg", "fedfix")]
+    assert labels([[run] for run in alike]) == ["fedavg", "fedfix"]  # what all have says nothing
     assert labels([[invented("x,seed=10"), invented("x,seed=11", seed=1)]]) == ["x"]

@@ -185,10 +185,14 @@ def labels(groups: Sequence[Sequence[Recorded]]) -> list[str]:
 
 def _without_keys(names: list[str]) -> list[str]:
     """Names of a sweep's settings as a person says them: `algorithm=fedfix,lr=0.1` is `fedfix, lr=0.1`. A number keeps
-    what it is of."""
+    what it is of; what all have in common is left out."""
     if len(names) < 2 or not all(re.fullmatch(r"[\w.]+=[^,=]+(,[\w.]+=[^,=]+)*", name) for name in names):
         return names
-    parts = [[part.split("=") for part in name.split(",")] for name in names]
+    common = set.intersection(*(set(name.split(",")) for name in names))
+    own = [[part for part in name.split(",") if part not in common] for name in names]
+    if not all(own):
+        return names
+    parts = [[part.split("=") for part in one] for one in own]
     speaking = {key for key, _ in parts[0]} - {key for one in parts for key, value in one if not value[:1].isalpha()}
     return [", ".join(value if key in speaking else f"{key}={value}" for key, value in one) for one in parts]
 
