@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from turnout import Task
-from turnout.engine import plain_sgd, together
-from turnout.engine.plain_sgd import step_alone
+from turnout.engine import gradients, together
 from turnout.local.sgd import Batch
 
 
@@ -51,8 +49,8 @@ def test_gradients_of_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:
         return applied(kind, *args)
 
     monkeypatch.setattr(together, "_applied", noted)
-    mine = plain_sgd._summed_gradients(task, layers, batch)
-    theirs = vmap(grad(partial(plain_sgd._objective, task)))(layers, *plain_sgd._arguments(batch))
+    mine = gradients.summed(task, layers, batch)
+    theirs = gradients.mapped(task, layers, batch)
     for one, other in zip(mine, theirs.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
     assert taken.count(together._Linear) == 2  # down and up; the frozen is one product, out is mapped again
@@ -61,9 +59,11 @@ def test_gradients_of_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_by_an_ordinary_pass() -> None:
     task, layers, batch = case()
-    theirs = vmap(grad(partial(plain_sgd._objective, task)))(layers, *plain_sgd._arguments(batch))
+    theirs = gradients.mapped(task, layers, batch)
     for client in range(2):
         own = {name: layer[client].clone() for name, layer in layers.items()}
-        step_alone(task, own, *(part[client] for part in plain_sgd._arguments(batch)))
+        gradients.step_alone(
+            task, own, *(part[client] for part in (batch.inputs, batch.targets, batch.weights, batch.key))
+        )
         for name, layer in own.items():
             torch.testing.assert_close(layer, layers[name][client] - theirs[name][client], rtol=1e-12, atol=1e-14)

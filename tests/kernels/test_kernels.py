@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import turnout
-from turnout.engine import plain_sgd, together
+from turnout.engine import gradients, together
 from turnout.engine.kernels import attended, implicit, normed, sums
 from turnout.local.sgd import Batch
 
@@ -150,8 +149,8 @@ def test_a_model_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: torch.stack([layer, 1.1 * layer]) for name, layer in task.layers(task.initial).items()}
     rows = torch.arange(6).view(2, 3)
     batch = Batch(x.view(2, 3, 3, 12, 12), y.view(2, 3), torch.full((2, 3), 1 / 3), rows, torch.arange(2), 0)
-    mine = plain_sgd._summed_gradients(task, layers, batch)
-    theirs = vmap(grad(partial(plain_sgd._objective, task)))(layers, *plain_sgd._arguments(batch))
+    mine = gradients.summed(task, layers, batch)
+    theirs = gradients.mapped(task, layers, batch)
     assert all(near(one, other) for one, other in zip(mine, theirs.values(), strict=True))
     kinds = {"_Convolution", "_ImagesNormed", "_RowsNormed", "_Attention", "_Linear"}
     assert kinds <= {kind.__name__ for kind in taken}

@@ -27,8 +27,9 @@ from turnout.core.trees import Tree
 from turnout.engine.batches import Extent, Jobs, Size, Vectors, draw, unpacked
 from turnout.engine.chain import Aim, Chain
 from turnout.engine.convolutions import HAS_TRITON
+from turnout.engine.gradients import step_alone
 from turnout.engine.paths import runs_on_streams
-from turnout.engine.plain_sgd import Course, PlainSGD, State, step_alone
+from turnout.engine.plain_sgd import Course, PlainSGD, State
 from turnout.engine.plan import Plan
 from turnout.local.sgd import Batch, LocalSGD
 from turnout.task.task import Task

@@ -12,26 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from turnout.core import trees
 from turnout.core.threads import threads
 from turnout.core.trees import Tree
+from turnout.engine import gradients
 from turnout.engine.background import Background, Late
 from turnout.engine.batches import Drawn, Extent, Jobs, Size, Vectors, draw, packed
 from turnout.engine.chain import Chain
 from turnout.engine.convolutions import HAS_TRITON
 from turnout.engine.layers import Factored
 from turnout.engine.plan import MIB, Plan
-from turnout.engine.together import Together
 from turnout.local.optimisers import SGD
 from turnout.local.sgd import Batch, LocalSGD, Named
 from turnout.task.dropout import KeyedDropout
@@ -317,15 +316,15 @@ class PlainSGD:
                 continue
             if key.is_cuda:  # the loss is scaled in the place of every gradient, and all layers move at once
                 rate = lr.view(-1, *(1,) * (weights.ndim - 1)) if isinstance(lr, Tensor) else lr
-                moves = _summed_gradients(self.task, own, seen._replace(weights=weights * rate))
+                moves = gradients.summed(self.task, own, seen._replace(weights=weights * rate))
                 torch._foreach_sub_(list(own.values()), moves)
                 continue
-            gradients: Named = vmap(grad(partial(_objective, self.task)))(own, *_arguments(seen))
+            asked = gradients.mapped(self.task, own, seen)
             for name, layer in own.items():
                 if isinstance(lr, Tensor):
-                    layer.addcmul_(gradients[name], lr.view(-1, *(1,) * (layer.ndim - 1)), value=-1)
+                    layer.addcmul_(asked[name], lr.view(-1, *(1,) * (layer.ndim - 1)), value=-1)
                 else:
-                    layer.add_(gradients[name], alpha=-lr)
+                    layer.add_(asked[name], alpha=-lr)
 
     def difference(self, state: State, received: Tensor, moved: Tensor) -> None:
         """Subtract `received` from the layers into `moved`, both `[C, P]`."""
@@ -360,9 +359,9 @@ class PlainSGD:
             for own, weights, key in task.models(layers, batch.weights, batch.key):
                 leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
                 with torch.enable_grad(), task.held() if task.recomputes else nullcontext():
-                    loss = _objective(task, leaves, batch.inputs, batch.targets, weights, key)
-                    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-                for layer, gradient in zip(own.values(), gradients, strict=True):
+                    loss = gradients.objective(task, leaves, batch.inputs, batch.targets, weights, key)
+                    moves = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                for layer, gradient in zip(own.values(), moves, strict=True):
                     layer.add_(gradient, alpha=-lr)
         return task.vector({name: layer[None] for name, layer in layers.items()})[0] - received
 
@@ -392,34 +391,6 @@ def as_convolved(inputs: Tensor) -> Tensor:
 def some(samples: Tree, place: Any) -> Tree:
     """Index every tensor of some samples."""
     return samples[place] if isinstance(samples, Tensor) else trees.at(samples, place)
-
-
-def _objective(task: Task, named: Named, inputs: Tree, targets: Tree, weights: Tensor, key: Tensor) -> Tensor:
-    return (task.loss(task.call(named, inputs, key), targets) * weights).sum()
-
-
-def step_alone(task: Task, layers: Named, inputs: Tree, targets: Tree, weights: Tensor, key: Tensor) -> None:
-    """Take one client's step by an ordinary pass, in place; `weights` hold the learning rate."""
-    for own, counted, drawn in task.models(layers, weights, key):
-        leaves = {name: layer.detach().requires_grad_() for name, layer in own.items()}
-        with torch.enable_grad():
-            loss = _objective(task, leaves, inputs, targets, counted, drawn)
-            moves = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        torch._foreach_sub_(list(own.values()), list(moves))
-
-
-def _arguments(batch: Batch) -> tuple[Tree, Tree, Tensor, Tensor]:
-    return batch.inputs, batch.targets, batch.weights, batch.key
-
-
-def _summed_gradients(task: Task, layers: Named, batch: Batch) -> list[Tensor]:
-    """Differentiate every client's loss by its own parameters, layer by layer, by one ordinary backward pass through
-    the sum of all losses: clients share no parameters, so it holds the same gradients as `vmap(grad)`, in fewer
-    launches, which are what costs on CUDA."""
-    leaves = {name: value.detach().requires_grad_() for name, value in layers.items()}
-    with torch.enable_grad(), Together():
-        total = vmap(partial(_objective, task))(leaves, *_arguments(batch)).sum()
-        return list(torch.autograd.grad(total, list(leaves.values()), materialize_grads=True))
 
 
 def _convolves_plainly(layer: nn.Module) -> bool:

@@ -62,7 +62,8 @@ def _data(run: Recorded, fitted: Preprocess | None) -> list[str]:
     rows = [[one.name, one.kind, "" if one.kind in ("id", "ignore") else one.missing] for one in fitted.columns]
     return [
         f"Dataset: `{name}`. Target: {_plain(target['name'])}, {what}. {len(fitted.features)} features, scaled "
-        f"(`{fitted.normalise}`) by {fitted.fitted_on.get('rows')} training rows. Columns of the kinds `id` and `ignore` are no features.",
+        f"(`{fitted.normalise}`) by {fitted.fitted_on.get('rows')} training rows. "
+        "Columns of the kinds `id` and `ignore` are no features.",
         "",
         *_grid(["column", "kind", "where missing"], rows),
         "",
