@@ -89,6 +89,12 @@ def test_an_unclean_table_trains_without_edits(terminal: Terminal) -> None:
     assert "| Oslo |" in Path("runs/patients/model_card.md").read_text("utf-8")
 
 
+def test_of_many_classes_a_client_may_lack_one(terminal: Terminal) -> None:
+    rows = [row | {"num": (place // 7) % 5} for place, row in enumerate(patients())]
+    terminal.done("init", write("many.csv", rows), "--yes")
+    assert written("many.toml")["task"] == {"metrics": ["auc"], "auc": {"lacking": "left_out"}}
+
+
 def test_what_is_said_is_not_guessed(terminal: Terminal) -> None:
     write("heart.csv", patients())
     terminal.done("init", "heart.csv", "--target", "chol", "--clients", "5", "--to", "mine.toml", "--yes")

@@ -98,6 +98,11 @@ def measures(target: Column | None) -> list[str]:
     return [name for name in fitting if name in METRICS]
 
 
+def _classes(found: Look, answers: Answers) -> int:
+    target = target_of(found, answers)
+    return len(found.classes) if target is None else target.distinct
+
+
 def target_of(found: Look, answers: Answers) -> Column | None:
     """The column that is predicted, where there are columns."""
     if not found.columns:
@@ -284,6 +289,9 @@ def _measure(found: Look, answers: Answers, settings: Settings, remarks: dict[st
     if chosen is None:
         return
     settings["task"] = {"metrics": [chosen]}
+    if chosen == "auc" and _classes(found, answers) > 2:
+        settings["task"]["auc"] = {"lacking": "left_out"}
+        remarks["task.auc"] = "a client that lacks a class has the mean over the others"
     remarks["task.metrics"] = "measured beside the loss; turnout list metrics"
     settings["run"]["measure"] = f"test_{chosen}"
     remarks["run.measure"] = "what run.target would be a value of, and what sweep and tune compare"
