@@ -120,7 +120,9 @@ FREE = {
     **dict.fromkeys(("behaviour.factor", "behaviour.scale", "behaviour.z"), "liars send any multiple"),
     **dict.fromkeys(("run.target", "sampler.optima"), "values of a loss or a measure, which may be any number"),
     **dict.fromkeys(("algorithm.reference", "sampler.reference"), "inputs of a model, which may be any numbers"),
-    **dict.fromkeys(("run.name", "run.folder", "run.measure", "engine.address"), "names of the user's own"),
+    **dict.fromkeys(
+        ("run.name", "run.folder", "run.measure", "run.judge", "run.start", "engine.address"), "names of the user's own"
+    ),
     **dict.fromkeys(("algorithm.head", "algorithm.layer", "sampler.layer", "serve.layer"), "layers of a model"),
     **dict.fromkeys(("data.client", "data.target", "availability.variant"), "columns or rows of a file"),
     **dict.fromkeys(
@@ -132,6 +134,8 @@ FREE = {
     **dict.fromkeys(("algorithm.index", "serve.index"), "a string of faiss.index_factory as well"),
     **dict.fromkeys(("engine.device", "local.report"), "several words with a grammar of their own"),
     "algorithm.weighting": "a name, or a share",
+    "run.seeds": "whole numbers with a grammar of their own",
+    "data.separator": "any one character",
     **{
         f"task.{name}.ignore": "any number may stand where nothing counts"
         for name in ("cross_entropy", "nll", "focal", "next_token", "dice")

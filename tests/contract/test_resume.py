@@ -108,8 +108,10 @@ def test_the_power_goes_at_any_moment(name: str, tmp_path: Path) -> None:
 
 
 def test_who_is_interrupted_tidies_nothing_away(tmp_path: Path) -> None:
-    """At every eighth moment: what a process does on its way out leaves as much as a power cut."""
+    """At every eighth moment: what a process does on its way out leaves as much as a power cut, but that nothing is left
+    of a run that has no checkpoint yet."""
     reference, number, ended = turnout.execute(experiment(THOROUGH, rounds=4)), 1, False
+    left = list[bool]()
 
     def crash(now: int) -> None:
         if now == number:
@@ -125,9 +127,11 @@ def test_who_is_interrupted_tidies_nothing_away(tmp_path: Path) -> None:
             except Crash:
                 pass
         if not ended:
+            left.append(folder.exists())
+        if not ended and folder.exists():
             assert_same(reference, four_rounds(THOROUGH, folder, resume=True))
         number += 8
-    assert number > 40
+    assert left == sorted(left) and 0 < sum(left) < len(left) and number > 40
 
 
 @pytest.mark.parametrize("name", ["windowed", "standing", "continuing", "scaffold"])

@@ -20,8 +20,8 @@ from turnout.data.dataset import Dataset
 NAMES = [
     *("airfoil", "boston", "breast_cancer", "centres", "cifar10", "cifar100", "csv_table", "diabetes", "digits"),
     "fashion_mnist",
-    *("function", "gas_turbine", "heart_disease", "images", "kdd99", "leaf", "linear_mixture", "mnist", "numpy_files"),
-    *("parquet", "quadratics", "shakespeare", "synthetic"),
+    *("function", "gas_turbine", "handwriting", "heart_disease", "hospitals", "images", "kdd99", "leaf"),
+    *("linear_mixture", "mnist", "numpy_files", "parquet", "quadratics", "sentences", "shakespeare", "synthetic"),
 ]
 
 

@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[type[Any], Mapping[str, type[Any]]]] = {  # their kinds, 
     "serve": (Serve, SERVES),
 }
 LAW = ("weigh", "remember", "rule", "optimiser")  # the parts of `turnout.server.law`
+_SERVING = ("predict", "serves", "prepare")  # what a local work says of what its clients serve
 _OWN = {"optimiser.lr": "algorithm.server_lr"}  # options of its own parts, as they are given
 _OWN |= {f"{part}.": "algorithm." for part in (*PARTS, "sampler", "local.proximal")}
 
@@ -96,7 +97,7 @@ class Algorithm(Spelt):
             return
         if (weigh := self.own_weigh() if self.weigh is None else self.weigh) is not None:
             weigh.check(local)
-        served = type(local).predict is not LocalSGD.predict or type(local).prepare is not LocalSGD.prepare
+        served = any(getattr(type(local), part) is not getattr(LocalSGD, part) for part in _SERVING)
         if served and all(part.__module__.startswith("turnout.") for part in (self.predictor, self.adaptation)):
             raise UserError(
                 f"local: {type(self).__name__} would never ask {type(local).__name__} to predict; take an algorithm of "
