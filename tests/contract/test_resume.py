@@ -108,7 +108,7 @@ def test_the_power_goes_at_any_moment(name: str, tmp_path: Path) -> None:
 
 
 def test_who_is_interrupted_tidies_nothing_away(tmp_path: Path) -> None:
-    """At every eighth moment: what a process does on its way out leaves as much as a power cut, but that nothing is left
+    """At every eighth moment: what a process does on its way out leaves as much as a power cut, but nothing
     of a run that has no checkpoint yet."""
     reference, number, ended = turnout.execute(experiment(THOROUGH, rounds=4)), 1, False
     left = list[bool]()
