@@ -238,7 +238,8 @@ class Link:
 def node(folder: Path, address: str) -> Child:
     """A SuperNode of a client's folder."""
     folder = folder.resolve()
-    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", "shard.safetensors"])
+    own = "schema.toml" if (folder / "invitation.json").exists() else "shard.safetensors"
+    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", own])
     command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
     command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']
