@@ -121,6 +121,7 @@ def test_ways_to_treat_what_is_missing(tmp_path: Path) -> None:
     assert flagged.facts["features"] == ["x", "colour=blue", "colour=red", "x=?", "colour=?"]
     assert flagged.inputs[1].tolist() == [4.5, 1, 0, 1, 0]
     assert flagged.inputs[2].tolist() == [3, 0, 0, 0, 1]
+    assert read({"*": "flag", "colour": "red"}).facts["features"] == ["x", "colour=blue", "colour=red", "x=?"]
     put = read({"x": "median", "colour": "red", "y": "drop"})
     assert put.facts["features"] == ["x", "colour=blue", "colour=red"]
     assert put.inputs[2].tolist() == [3, 0, 1]

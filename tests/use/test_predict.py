@@ -18,6 +18,7 @@ import turnout
 from cli.terminal import Terminal
 from turnout.config import config
 from turnout.core.errors import UserError
+from turnout.trust import verify
 from turnout.use import Served
 from unclean import SITES, write_hospitals
 
@@ -205,3 +206,16 @@ def test_tables_of_runs_before_are_read_as_they_were(at: Terminal, run: Any, hom
     assert built.population.inputs.shape[1] == 8  # x, and an indicator for each of seven days
     without = {name: value for name, value in complete["data"].items() if name not in later}
     assert config.fingerprint(complete) == config.fingerprint(complete | {"data": without})
+
+
+def test_models_of_clients_are_forgotten_too(at: Terminal, run: Any, home: Path) -> None:
+    shutil.copytree(run("ditto", "clients.test=none"), home / "runs/forgetful")
+    before = (home / "runs/forgetful/personal.safetensors").read_bytes()
+    at.done("unlearn", "runs/forgetful", "--client", "Oslo", "--from-scratch", "--rounds", "2")
+    assert not (home / "runs/forgetful/personal.safetensors").exists()
+    assert verify.problems(home / "runs/forgetful") == []
+    served = Served.open(home / "runs/forgetful")
+    kept = load_file(home / "runs/forgetful/unlearning/branch1/personal.safetensors")
+    assert torch.equal(served.model(1), served.task.from_state_dict({name: rows[1] for name, rows in kept.items()}))
+    others = [path.read_bytes() for path in home.glob("runs/forgetful/**/personal.safetensors")]
+    assert before not in others

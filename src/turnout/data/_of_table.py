@@ -21,6 +21,7 @@ Missing = str | Mapping[str, str]
 Dates = Literal["days", "parts", "words"]
 Ids = Literal["drop", "keep"]
 Aim = Literal["auto", "classification", "regression"]
+OTHERS = "*"  # in place of a column, for the way of all that are not named
 FEW_CLASSES = 20  # numbers that are taken for classes however few rows have each
 MANY_CLASSES = 100  # words that are taken for classes only where
 ROWS_A_CLASS = 10  # so many rows have each
@@ -45,7 +46,8 @@ class Asked:
 
     def way(self, name: str) -> str:
         """How cells of a column that say nothing are treated."""
-        return self.missing if isinstance(self.missing, str) else self.missing.get(name, "refuse")
+        given = self.missing
+        return given if isinstance(given, str) else given.get(name, given.get(OTHERS, "refuse"))
 
     def check(self, dataset: str, columns: Mapping[str, Column]) -> None:
         for name in (*self.targets, *([self.client] if self.client else []), *self.ignored):
@@ -54,7 +56,7 @@ class Asked:
         if isinstance(self.missing, str) and self.missing not in WAYS:
             raise unknown(f"dataset {dataset}: option missing", self.missing, WAYS)
         for name in () if isinstance(self.missing, str) else self.missing:
-            if name not in columns:
+            if name not in columns and name != OTHERS:
                 raise unknown(f"dataset {dataset}: missing, for the column", name, columns)
 
 
@@ -63,52 +65,56 @@ def made(dataset: str, columns: Mapping[str, Column], asked: Asked, owner: Colum
     asked.check(dataset, columns)
     owner = columns[asked.client] if asked.client else owner
     said: list[str] = []
-    others = {*asked.targets, *([asked.client] if asked.client else []), *asked.ignored}
-    names = [name for name in columns if name not in others]
-    left_out = [name for name in names if _left_out(columns[name], asked, said)]
-    names = [name for name in names if name not in left_out]
-    where = next(iter(columns.values())).of if columns else f"dataset {dataset}"
-    if not names:
-        why = "".join(f"; {sentence}" for sentence in said)
-        raise UserError(f"{where} has no column left to be a feature{why}")
+    names, left_out = _chosen(dataset, columns, asked, said)
     kept = _kept(columns, asked, names, owner, said)
-    columns = {name: one.rows(kept) for name, one in columns.items()}
-    owner = None if owner is None else owner.rows(kept)
     if not kept.any():
         raise UserError(f"dataset {dataset}: no rows are left")
-    goals = [columns[name] for name in asked.targets]
-    task = _task(goals, asked, said)
-    facts: dict[str, object] = {}
-    goal: dict[str, Any] = {"name": asked.target, "task": task}
-    targets: NDArray[Any]
-    if task == "classification":
-        targets, facts["classes"] = goals[0].codes()
-        goal["classes"] = [str(name) for name in facts["classes"]]  # type: ignore[attr-defined]
-    else:
-        targets = np.stack([one.numbers() for one in goals], axis=1)
+    columns = {name: one.rows(kept) for name, one in columns.items()}
+    goal, targets, facts = _goal([columns[name] for name in asked.targets], asked, said)
+    classes = len(goal["classes"]) if "classes" in goal else None
     groups = None
     if owner is not None:
-        groups, facts["clients"] = owner.codes()
-    classes = len(goal["classes"]) if task == "classification" else None
+        groups, facts["clients"] = owner.rows(kept).codes()
     strata = groups if groups is not None else targets if classes else np.zeros(len(targets), np.int64)
     train, test = hold_out(strata, asked.test_fraction, asked.seed)
-    trains = np.zeros(len(targets), bool)
-    trains[train] = True
+    trains = np.isin(np.arange(len(targets)), train)
     inputs = [one for name, one in columns.items() if name not in (*asked.targets, asked.client)]
-    fitted = Preprocess(
-        [_fitted(one, asked, one.name in names, one.name in left_out, trains) for one in inputs],
-        goal, asked.client, asked.normalise, asked.read, _whose(groups, facts, train), said,
-    )  # fmt: skip
+    each = [_fitted(one, asked, one.name in names, one.name in left_out, trains) for one in inputs]
+    fitted = Preprocess(each, goal, asked.client, asked.normalise, asked.read, _whose(groups, facts, train), said)
     raw = fitted.raw(columns)
     fitted = fitted.fitted_scale(raw[train])
     if classes is None:
-        offset, scale = scaling(np.asarray(targets[train], np.float64), asked.normalise)
+        offset, scale = scaling(targets[train], asked.normalise)
         targets = (targets - offset) / scale
         facts |= {"target_offset": offset, "target_scale": scale}
-        fitted.target.update(offset=offset.tolist(), scale=scale.tolist())
+        goal |= {"offset": offset.tolist(), "scale": scale.tolist()}
     facts = {"features": fitted.features, **facts, "preprocess": fitted.document()}
     labels = targets.astype(np.float32 if classes is None else np.int64)
     return parted(dataset, fitted.scaled(raw), labels, classes, train, test, groups, facts)
+
+
+def _chosen(dataset: str, columns: Mapping[str, Column], asked: Asked, said: list[str]) -> tuple[list[str], list[str]]:
+    """Choose the columns to learn from; and those that are left out without being told to be."""
+    others = {*asked.targets, *([asked.client] if asked.client else []), *asked.ignored}
+    names = [name for name in columns if name not in others]
+    left_out = [name for name in names if _left_out(columns[name], asked, said)]
+    if len(left_out) == len(names):
+        where = next((one.of for one in columns.values()), f"dataset {dataset}")
+        why = "".join(f"; {sentence}" for sentence in said)
+        raise UserError(f"{where} has no column left to be a feature{why}")
+    return [name for name in names if name not in left_out], left_out
+
+
+def _goal(
+    goals: Sequence[Column], asked: Asked, said: list[str]
+) -> tuple[dict[str, Any], NDArray[Any], dict[str, object]]:
+    """Read what is predicted: what `preprocess.json` says of it, the classes by number or the values `[rows, width]`,
+    and facts."""
+    goal: dict[str, Any] = {"name": asked.target, "task": _task(goals, asked, said)}
+    if goal["task"] == "regression":
+        return goal, np.stack([one.numbers() for one in goals], axis=1), {}
+    targets, classes = goals[0].codes()
+    return goal | {"classes": [str(name) for name in classes]}, targets, {"classes": classes}
 
 
 def _left_out(column: Column, asked: Asked, said: list[str]) -> bool:
@@ -201,7 +207,8 @@ def _task(goals: Sequence[Column], asked: Asked, said: list[str]) -> str:
 def _fitted(column: Column, asked: Asked, used: bool, left_out: bool, train: BoolArray) -> Fitted:
     if used:
         way = asked.way(column.name)
-        if isinstance(asked.missing, str) and way not in ("refuse", "drop") and not column.missing.any():
+        own = not isinstance(asked.missing, str) and column.name in asked.missing
+        if not own and way not in ("refuse", "drop") and not column.missing.any():
             wordy = column.kind(asked.dates != "words") == "category"
             way = "refuse" if wordy else "mean" if way == "flag" else way  # nothing could be learnt of a flag
         return fit(column, way, asked.dates, train)

@@ -23,10 +23,11 @@ from turnout.core.files import cannot_write, read_json, write_text
 
 MANIFEST = "manifest.json"
 CARD = "model_card.md"
+PERSONAL = "personal.safetensors"  # the models of clients, a row a client in every tensor
 FORMAT = 2  # of a run's folder; those of format 1, which they do not say, have no manifest
 _FILES = (
     "config.toml", "plan.json", "log.txt", "result.json", "model.safetensors", "clients.parquet", "report.html",
-    "overlay.svg", "names.json", "preprocess.json", "personal.safetensors", CARD,
+    "overlay.svg", "names.json", "preprocess.json", PERSONAL, CARD,
 )  # fmt: skip
 READ = (MANIFEST, "config.toml", "plan.json", "result.json")  # what every command that shows a run needs
 RECORDS = ("history", "jobs", "detectors", "arrivals")  # tables: segments that are written once

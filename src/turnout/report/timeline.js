@@ -12,17 +12,19 @@ function timelines(runs, colour) {
   const tip = document.getElementById("tip"), picker = document.getElementById("lane");
   const PHASES = [["downloading", "#56b4e9", "/"], ["training", "#009e73", ""], ["uploading", "#e69f00", "\\"]];
   const ENDS = ["aggregated", "not used", "crashed", "offline", "left", "cancelled", "silenced"];
-  const LEFT = 64, BOTTOM = 40, TOP = 6;
+  const BOTTOM = 40, TOP = 6, NARROW = 64, LETTER = 7; // pixels; of a letter, no less than it takes
   const KINDS = { f4: Float32Array, i4: Int32Array, u1: Uint8Array };
   const plain = (value) => {
     if (!value || value.dtype === undefined) return value;
     return new KINDS[value.dtype](decoded(value.bdata).buffer);
   };
-  let run, view, known, width = 0, height = 0, fills = [];
+  let run, view, known, LEFT = NARROW, width = 0, height = 0, fills = [];
 
   function choose(number) {
     run = Object.fromEntries(Object.entries(runs[number]).map(([name, value]) => [name, plain(value)]));
     run.span = run.end || 1;
+    const longest = Math.max(0, ...(run.names || []).slice(0, 1000).map((name) => name.length));
+    LEFT = Math.min(140, Math.max(NARROW, 24 + LETTER * longest));
     run.awayFirst = firsts(run.away_row, run.rows.length);
     document.getElementById("lanes-about").textContent = run.about;
     reset();
@@ -42,7 +44,8 @@ function timelines(runs, colour) {
 
   function label(row) { // as much of a client's name as there is room for
     const name = run.names ? run.names[row] : String(run.rows[row]);
-    return name.length > 7 ? `${name.slice(0, 6)}…` : name;
+    const room = Math.floor((LEFT - 24) / LETTER);
+    return run.names && name.length > room ? `${name.slice(0, room - 1)}…` : name;
   }
 
   const x = (time) => LEFT + ((time - view.from) / (view.to - view.from)) * (width - LEFT);

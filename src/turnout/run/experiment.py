@@ -21,7 +21,7 @@ from turnout.record.audit import Audit, Findings
 from turnout.record.efficiency import Efficiency, Energy
 from turnout.record.history import History
 from turnout.record.log import Log, PlanFile
-from turnout.record.run_folder import RunFolder, examine, locked
+from turnout.record.run_folder import PERSONAL, RunFolder, examine, locked
 from turnout.record.sensitivity import Sensitivity, check_forgettable
 from turnout.record.signed import check_resumable, record_end
 from turnout.record.unlearning import Unlearning
@@ -332,7 +332,7 @@ def _write_served(server: Server, folder: Path) -> dict[str, Any]:
     if models is None:
         return {"served": "own rules"}
     layers = {name: values.cpu().contiguous() for name, values in server.task.layers(models).items()}
-    write_tensors(folder / "personal.safetensors", layers)
+    write_tensors(folder / PERSONAL, layers)
     return {"served": "own models"}
 
 

@@ -29,7 +29,7 @@ from turnout.core.files import as_json_text, read_json, remove_durably, sha256, 
 from turnout.core.names import called
 from turnout.core.version import VERSION
 from turnout.record.branch import Cut, Models, Table, alive, read_model, write_model
-from turnout.record.run_folder import reseal, unseal
+from turnout.record.run_folder import PERSONAL, reseal, unseal
 from turnout.record.sensitivity import check_forgettable, read_table
 from turnout.record.signed import AuditLog, Entry, changes, files_left, log_of
 from turnout.record.unlearning import Unlearning
@@ -146,7 +146,7 @@ class Run:
         """Every file with parameters that is no part of the history left: models, and whole states of servers."""
         for branch in range(self.retrained + 1):
             home = self.home(branch)
-            yield from sorted((home / "checkpoints").glob("*"))
+            yield from sorted([*(home / "checkpoints").glob("*"), *home.glob(PERSONAL)])
             for path in sorted((home / "sensitivity" / "models").glob("*")):
                 if not (path.stem.isdigit() and alive(lineage, branch, int(path.stem))):
                     yield path

@@ -72,28 +72,26 @@ def _data(run: Recorded, fitted: Preprocess | None) -> list[str]:
 
 def _clients(run: Recorded, fitted: Preprocess | None) -> list[str]:
     """A row for each client: what it was meant to count, what it did, how it is served."""
-    own, found = run.summary["clients"], run.clients()
-    judged = telling(run.rounds())
-    measure = "_".join(judged) if judged and "_".join(judged) in found else None
-    served = dict(zip(found["client"].tolist(), found[measure].tolist(), strict=True)) if measure else {}
-    rows_of = dict(fitted.fitted_on.get("clients", ())) if fitted else {}
-    header = [
-        "client",
-        *(["training rows"] if rows_of else []),
-        "intended",
-        "realised",
-        "updates",
-        *([measure.replace("_", " ")] if measure else []),
-    ]
-    rows = []
-    for i, (meant, got, used) in enumerate(zip(own["intended"], own["realised"], own["contributions"], strict=True)):
-        own_rows = [str(rows_of.get(called(run.names, i, "{}"), ""))] if rows_of else []
-        cells = [called(run.names, i), *own_rows, f"{meant:.4f}", f"{got:.4f}", str(used)]
-        rows.append([*cells, *([_number(served.get(i))] if measure else [])])
-    more = [] if len(rows) <= _ROWS else ["", f"The first {_ROWS} of {len(rows)}; `clients.parquet` has all."]
+    own, found, judged = run.summary["clients"], run.clients(), telling(run.rounds())
+    header, names = ["client"], range(min(_ROWS, len(own["intended"])))
+    columns = [[called(run.names, i) for i in names]]
+    if fitted is not None and (counts := dict(fitted.fitted_on.get("clients", ()))):
+        header.append("training rows")
+        columns.append([str(counts.get(called(run.names, i, "{}"), "")) for i in names])
+    header += ["intended", "realised", "updates"]
+    columns += [[f"{own[name][i]:.4f}" for i in names] for name in ("intended", "realised")]
+    columns.append([str(own["contributions"][i]) for i in names])
+    if judged and (measure := "_".join(judged)) in found:
+        served = dict(zip(found["client"].tolist(), found[measure].tolist(), strict=True))
+        header.append(measure.replace("_", " "))
+        columns.append([_number(served.get(i)) for i in names])
+    rows = [*zip(*columns, strict=True)]
+    left = len(own["intended"]) - len(rows)
+    more = ["", f"And {left} more, in `clients.parquet`."] if left else []
     how = {"own models": "Each client is served a model of its own.", "shared": "All are served the same model."}
+    how |= dict.fromkeys(("own rules", "too many", "far away"), "Each client is served by a model or rule of its own.")
     told = how.get(run.summary.get("served", ""), "")
-    return [*([told, ""] if told else []), *_grid(header, rows[:_ROWS]), *more]
+    return [*([told, ""] if told else []), *_grid(header, rows), *more]
 
 
 def _audit(run: Recorded) -> list[str]:

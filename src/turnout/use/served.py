@@ -22,12 +22,12 @@ from turnout.data import parquet
 from turnout.data._columns import Column, of_arrays, of_cells
 from turnout.data.preprocess import Preprocess
 from turnout.data.readers import read_table
-from turnout.record.run_folder import check_is_run, examine
+from turnout.record.run_folder import PERSONAL, check_is_run, examine
 from turnout.task.losses import CrossEntropy, Focal
 from turnout.task.task import Task
 
 SHARED = -1  # in place of a client: the model of all
-_NEEDED = ("config.toml", "result.json", "model.safetensors", "names.json", "preprocess.json", "personal.safetensors")
+_NEEDED = ("config.toml", "result.json", "model.safetensors", "names.json", "preprocess.json", PERSONAL)
 _CHUNK = 4096  # rows in one pass
 _NOT_KEPT = {
     "own rules": "its clients are served by rules of their own (a memory, a mixture), which are not kept",
@@ -105,11 +105,20 @@ class Served:
 
     @cached_property
     def _personal(self) -> Mapping[str, Tensor]:
-        path = self.folder / "personal.safetensors"
+        path = self._home / PERSONAL
         if self.by != "own models" or not path.exists():
             why = _NOT_KEPT.get(self.by, "all its clients are served the same model")
-            raise UserError(f"{self.folder} has no models of clients: {why}")
+            hint = "" if self.by == "shared" else "; --shared takes the model of all"
+            raise UserError(f"{self.folder} has no models of clients: {why}{hint}")
         return read_tensors(path)
+
+    @property
+    def _home(self) -> Path:
+        """Where the models of clients lie: after a request to forget, in the branch that was trained since."""
+        branches = sorted(
+            self.folder.glob(f"unlearning/branch*/{PERSONAL}"), key=lambda path: int(path.parent.name[6:])
+        )
+        return branches[-1].parent if branches else self.folder
 
     def model(self, client: int = SHARED) -> Tensor:
         """Give `[P]` the model of a client, or that of all."""
