@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,13 @@ class World:
         made = turnout("deploy", "init", self.folder, folder / "study.toml", "--schema", folder / "schema.toml", *named)
         assert made.exit_code == 0, made.output
         self.run = folder / "run"
+
+    def at(self, folder: Path) -> World:
+        """Copy it to another folder."""
+        shutil.copytree(self.folder, folder / "all")
+        other = copy(self)
+        other.folder, other.run, other.clock = folder / "all", folder / "run", Clock()
+        return other
 
     def site(self, name: str) -> Path:
         return self.folder / "sites" / name

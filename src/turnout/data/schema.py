@@ -133,8 +133,10 @@ class Schema:
         return len(self.goal.values) if self.task == "classification" else None
 
     @property
-    def identifier(self) -> str | None:
-        return next((one.name for one in self.columns if one.kind == "id"), None)
+    def naming(self) -> list[str]:
+        """Columns that name a row: its identifier, or all that are not ignored."""
+        identifiers = [one.name for one in self.columns if one.kind == "id"]
+        return identifiers or [one.name for one in self.columns if one.kind != "ignore"]
 
     def misfits(self, table: str, columns: Mapping[str, Column]) -> list[str]:
         """Say in a sentence each what of a table does not fit, at most twenty; nothing where all does."""

@@ -80,14 +80,15 @@ class Rows:
             raise MisfitError(misfits)
         kept = schema.kept(columns)
         columns = {name: column.rows(kept) for name, column in columns.items()}
-        keys = _keys(schema, columns)
+        keys = _keys(schema.naming, columns)
         digests = [hmac.new(salt, key, hashlib.sha256).digest() for key in keys]
         shares = np.array([[int.from_bytes(each[at : at + 8], "big") / _ALL for at in (0, 8)] for each in digests])
         test = shares[:, 0] < schema.test_fraction
         validation = ~test & (shares[:, 1] < schema.validation_fraction)
         if (test | validation).all():
             raise UserError(f"{path.name}: no row is left to train on; it needs more rows than {len(keys)}")
-        whole = hmac.new(salt, b"".join(sorted(digests)), hashlib.sha256).hexdigest()
+        cells = _keys([one.name for one in schema.columns if one.kind != "ignore"], columns)
+        whole = hmac.new(salt, b"".join(sorted(cells)), hashlib.sha256).hexdigest()
         parts = [np.flatnonzero(part) for part in (~test & ~validation, validation, test)]
         return cls(columns, parts[0], parts[1], parts[2], whole)
 
@@ -117,9 +118,8 @@ class Rows:
         return Dataset(schema.name, inputs, targets, schema.classes), Population(inputs, targets, **index)
 
 
-def _keys(schema: Schema, columns: Mapping[str, Column]) -> list[bytes]:
-    """Name each row: by its identifier, or by its cells and how many rows before it have the same."""
-    names = [schema.identifier] if schema.identifier else [one.name for one in schema.columns if one.kind != "ignore"]
+def _keys(names: Sequence[str], columns: Mapping[str, Column]) -> list[bytes]:
+    """Name each row: by its cells in these columns, and how many rows before it have the same."""
     words = [
         ["" if gone else word for word, gone in zip(Fitted.words(columns[name]), columns[name].missing, strict=True)]
         for name in names

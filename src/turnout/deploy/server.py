@@ -264,7 +264,8 @@ def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **option
     deploy = Deploy(**settings.get("deploy", {}))
     sizes = [client.samples for client in enrolment.clients]
     importance = settings.get("clients", {}).get("importance", "samples")
-    columns = {"importance": importance, "seed": settings["run"]["seed"], **enrolment.columns()}
+    seed = config.RunSettings(**settings.get("run", {})).seed
+    columns = {"importance": importance, "seed": seed, **enrolment.columns()}
     if study.is_study(folder):
         clocks = {name: options[name] for name in ("clock", "sleep") if name in options}
         options["of"], known = study.begin(grid, folder, enrolment, deploy, columns, **clocks)

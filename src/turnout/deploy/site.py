@@ -157,6 +157,7 @@ class Site:
     def _trained(self, content: RecordDict, terms: Terms, policy: Policy) -> RecordDict:
         worker = self._ready(terms)
         try:
+            _check_asked(content, _JOB)
             _check_model(content, worker)
             request, _ = wire.unpack(content, "cpu")
         except UserError as error:
@@ -175,6 +176,7 @@ class Site:
         names = ["loss", *worker.task.metrics]
         check_measures(policy, [*names, *terms.summaries])
         try:
+            _check_asked(content, _QUESTION)
             _check_model(content, worker)
             asked, model = wire.unpack_question(content, worker.cohort.plan.device)
         except Exception as error:
@@ -218,6 +220,20 @@ class Site:
         dataset, people = self.rows.population(self.schema, fitted)
         experiment, _, _ = config.build(self.settings, known=(dataset, people))
         return Worker(experiment, Memory(self.folder / "memory"))
+
+
+_QUESTION = {"version": int, "state": str}
+_JOB = _QUESTION | {"client": int, "number": int, "key": int, "memory": int, "goes_on": bool, "model": str, "work": str}
+_MOST_REMEMBERED = 10_000  # answers
+
+
+def _check_asked(content: RecordDict, kinds: dict[str, type]) -> None:
+    """What is asked must be numbers and words as a server of Turnout writes them."""
+    asked = content.config_records[wire.ASK]
+    if set(asked) != set(kinds) or any(type(asked[name]) is not kind for name, kind in kinds.items()):
+        raise UserError("the message is not as a server of this version writes it")
+    if "memory" in kinds and not 0 <= int(asked["memory"]) <= _MOST_REMEMBERED:  # type: ignore[arg-type]
+        raise UserError(f"it is to remember more answers than {_MOST_REMEMBERED}")
 
 
 def _check_model(content: RecordDict, worker: Worker) -> None:
