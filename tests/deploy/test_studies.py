@@ -8,10 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from study_of_four import CONFIGURATION, HEADER, PERSON, PLANTED, SITES, WORD, Tapped, World, table, turnout, write_csv
+from study_of_four import (
+    CONFIGURATION,
+    HEADER,
+    PERSON,
+    PLANTED,
+    SCHEMA,
+    SITES,
+    WORD,
+    Tapped,
+    World,
+    table,
+    turnout,
+    write_csv,
+)
 
 from turnout import Population, Ragged, Simulation
 from turnout.config import config
@@ -36,6 +50,8 @@ def test_no_value_of_any_row_reaches_the_server(finished: Finished) -> None:
     files = [path for place in (world.server, world.run) for path in place.rglob("*") if path.is_file()]
     assert len(files) > 10
     seen = [path.read_bytes() for path in files] + grid.heard
+    packed = [pq.read_table(path).to_pydict() for path in files if path.suffix == ".parquet"]
+    seen += [str(each).encode() for each in packed]
     hidden: list[bytes] = [word.encode() for word in (*PLANTED, WORD, PERSON)]
     hidden += [np.array(float(word), kind).tobytes() for word in PLANTED for kind in ("<f8", "<f4")]
     assert any(b"surgery" in each for each in grid.heard)  # a word that many share is agreed on
@@ -142,6 +158,46 @@ def test_check_tries_a_step_and_shows_what_would_be_sent(finished: Finished) -> 
     assert found["statistics"]["sums"]["unit"]["words"].keys() == {"surgery", "medicine", "ward 1"}
     assert found["measures"] == ["loss", "accuracy"]
     assert turnout("deploy", "check", world.site("lyon")).exit_code == 0
+
+
+def test_a_study_of_a_number_is_told_in_its_own_units(tmp_path: Path) -> None:
+    """With rows left out, a median, and rows held back to choose by."""
+    schema = SCHEMA.replace('target = "died"', 'target = "age"\ntask = "regression"\nvalidation_fraction = 0.2')
+    schema = schema.replace('high = 120\nmissing = "mean"', 'high = 120\nmissing = "drop"')
+    schema = schema.replace('missing = "flag"\noutside = "missing"', 'missing = "median"\noutside = "clip"')
+    world = World(tmp_path, CONFIGURATION.replace('"scores"', '"none"'), schema)
+    world.join_all()
+    summary = world.serve(world.grid())
+    fitted = json.loads((world.run / "preprocess.json").read_text())
+    assert 50 < float(fitted["target"]["offset"][0]) < 65
+    assert summary["measures"]["validation_loss"] > 0
+    served = Served.open(world.run)
+    path = write_csv(world.tables / "new.csv", [[r[0], *r[2:]] for r in table(2)[:3]], [HEADER[0], *HEADER[2:]])
+    labels = np.asarray(served.predict(served.table(path)).labels, float)
+    assert ((labels > 0) & (labels < 120)).all()
+
+
+@pytest.mark.parametrize("offered", [1, 0])
+def test_a_run_that_all_or_nearly_all_refuse_goes_on_when_they_do_no_more(offered: int, tmp_path: Path) -> None:
+    world = World(tmp_path, CONFIGURATION.replace("rounds = 3", "rounds = 2"))
+    world.join_all()
+    for site in SITES[offered:]:
+        limit(world, site, *POLICIES["too_much"])
+    grid, slept, sleep = world.grid(), 0.0, world.clock.sleep
+
+    def mended(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+        if slept > 30:
+            for site in SITES[offered:]:
+                path = world.site(site) / "policy.toml"
+                path.write_text(path.read_text().replace("max_epochs = 1\n", "max_epochs = 50\n"))
+        sleep(seconds)
+
+    world.clock.sleep = mended  # type: ignore[method-assign]
+    summary = world.serve(grid)
+    assert summary["rounds"] == 2
+    assert "refused" in (world.run / "log.txt").read_text()
 
 
 def limit(world: World, site: str, *changes: tuple[str, str]) -> None:

@@ -319,6 +319,34 @@ def test_rows_that_are_added_move_no_other_and_the_salt_tells_who_is_held_out(jo
     assert some.fingerprint != all_.fingerprint != other.fingerprint
 
 
+def test_a_study_begins_with_sites_that_have_enrolled(joined: World, tmp_path: Path) -> None:
+    shutil.copytree(joined.server, tmp_path / "server")
+    (tmp_path / "server/clients.toml").write_text("# nobody\n")
+    shutil.copytree(joined.site("oslo"), tmp_path / "oslo")
+    (tmp_path / "oslo/node.key").unlink()
+    commands: list[tuple[list[str | Path], str]] = [
+        (["server", tmp_path / "server"], "no site is admitted yet; turnout deploy admit"),
+        (["client", tmp_path / "oslo", "--superlink", "127.0.0.1:1"], "is not enrolled; turnout deploy enrol"),
+    ]
+    for command, word in commands:
+        told = turnout("deploy", *command)
+        assert told.exit_code == 2
+        assert word in " ".join(told.stderr.split())
+
+
+def test_a_table_that_changes_meanwhile_is_noticed(asked: dict[str, RecordDict], world: World, tmp_path: Path) -> None:
+    path, rows = tmp_path / "berlin.csv", table(0)
+    write_csv(path, rows)
+    world.join("berlin", path)
+    site = Site(world.site("berlin"))
+    assert "refused" not in site.query(copied(asked["query"])).config_records[ANSWER]
+    write_csv(path, rows[:-1])
+    assert site.query(copied(asked["query"])).config_records[ANSWER]["refused"] == "data_changed"
+    policy = world.site("berlin") / "policy.toml"
+    policy.write_text(policy.read_text().replace("may_change = false", "may_change = true"))
+    assert "refused" not in site.query(copied(asked["query"])).config_records[ANSWER]
+
+
 def test_a_folder_that_is_no_site_s_says_so(tmp_path: Path) -> None:
     commands: list[list[str | Path]]
     commands = [["enrol", tmp_path, "--data", tmp_path / "a.csv"], ["check", tmp_path], ["status", tmp_path]]

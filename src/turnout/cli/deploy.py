@@ -54,6 +54,19 @@ def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, c
     return built, run, complete
 
 
+def _held(built: Any) -> str:
+    """Say how many rows the server's folder holds."""
+    from turnout.core import trees
+
+    central = built.population.central
+    if central is None:
+        return ""
+    return (
+        f"\nserver/ holds {trees.rows(central[1])} rows, the central test set: data.test_fraction=0 holds none out, "
+        "where the data bring none; with --schema no row is read at all"
+    )
+
+
 def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[str], data: bool = True) -> None:
     from torch import Tensor
 
@@ -108,7 +121,7 @@ def init(
         say(
             f"Made {folder}/server and {folder}/clients/0 to {built.population.size - 1}: carry each to its machine. "
             f"Then: turnout deploy server {folder}/server, and at each client: turnout deploy client FOLDER "
-            "--superlink HOST:PORT"
+            f"--superlink HOST:PORT{_held(built)}"
         )
 
 
@@ -126,6 +139,7 @@ def server(
     with _flower():
         from turnout.deploy.link import Link
 
+        deploy_sites.check_admitted(folder)
         settings = config.RunSettings(**config.read_run(folder).get("run", {}))
         run = Path(settings.folder) / settings.name
         with Link(folder, host, port) as link:

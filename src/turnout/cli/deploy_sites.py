@@ -131,6 +131,14 @@ def _show(document: dict[str, Any]) -> None:
         say(f"To pin it in policy.toml: {option} = [{digest!r}]")
 
 
+def check_admitted(folder: Path) -> None:
+    """Raise where a study has no site yet."""
+    from turnout.deploy import study
+
+    if study.is_study(folder) and not study.admitted(folder):
+        raise UserError(f"deploy: no site is admitted yet; turnout deploy admit {folder} ENROLMENT")
+
+
 def status(folder: StudyFolder, as_json: Json = False) -> None:
     """Show a study's sites: who is admitted, who is in the preprocessing, what was refused and why.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -41,7 +42,7 @@ from turnout.deploy.policy import (
     check_standing,
     check_work,
 )
-from turnout.deploy.rows import Rows, read_place
+from turnout.deploy.rows import Place, Rows, read_place
 from turnout.deploy.terms import STATISTICS, STUDY, Terms
 from turnout.deploy.wire import ANSWER, MEASURES, MODEL, PAYLOAD, decode
 
@@ -59,6 +60,7 @@ class Site:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.folder)
         self._worker: tuple[str, Worker] | None = None
+        self._rows: tuple[tuple[Place, int, int], Rows] | None = None
 
     @cached_property
     def schema(self) -> Schema:
@@ -68,13 +70,18 @@ class Site:
     def settings(self) -> dict[str, Any]:
         return config.read_run(self.folder)
 
-    @cached_property
+    @property
     def rows(self) -> Rows:
-        """The table as it is now."""
+        """The table as it is now: read again when it has changed."""
         place = read_place(self.folder)
         try:
-            return Rows.read(self.schema, place, (self.folder / "salt").read_bytes())
-        except UserError as error:
+            about = os.stat(place.path)
+            stamp = place, about.st_mtime_ns, about.st_size
+            if self._rows is None or self._rows[0] != stamp:
+                self._rows = stamp, Rows.read(self.schema, place, (self.folder / "salt").read_bytes())
+                self._worker = None
+            return self._rows[1]
+        except (UserError, OSError) as error:
             self._log(str(error))
             raise RefusedError("data", "its table does not fit the schema any more, or is gone") from error
 
