@@ -156,8 +156,23 @@ def test_check_tries_a_step_and_shows_what_would_be_sent(finished: Finished) -> 
     assert found["update_bytes"] > 0
     assert np.isfinite(found["loss_after_a_step"])
     assert found["statistics"]["sums"]["unit"]["words"].keys() == {"surgery", "medicine", "ward 1"}
-    assert found["measures"] == ["loss", "accuracy"]
+    assert found["measures"] == ["loss", "accuracy", "confusion", "scores"]
     assert turnout("deploy", "check", world.site("lyon")).exit_code == 0
+
+
+def test_check_says_what_a_policy_would_refuse_and_digests_pin_a_study(finished: Finished, tmp_path: Path) -> None:
+    world = finished[0].at(tmp_path)
+    digests = json.loads(turnout("deploy", "check", world.site("lyon"), "--json").stdout)["digests"]
+    for option, digest in digests.items():
+        limit(world, "lyon", (f'{option} = ["*"]', f'{option} = ["{digest}"]'))
+    limit(world, "lyon", ('measures = ["*"]', 'measures = ["loss"]'))
+    told = turnout("deploy", "check", world.site("lyon"), "--json")
+    assert (told.exit_code, json.loads(told.stdout)["measures"]) == (0, [])
+    config = world.site("lyon") / "config.toml"
+    config.write_text(config.read_text().replace("hidden = [6]", "hidden = [7]"))
+    told = turnout("deploy", "check", world.site("lyon"), "--json")
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["would_refuse"]["code"] == "model"
 
 
 def test_a_study_of_a_number_is_told_in_its_own_units(tmp_path: Path) -> None:
@@ -198,6 +213,18 @@ def test_a_run_that_all_or_nearly_all_refuse_goes_on_when_they_do_no_more(offere
     summary = world.serve(grid)
     assert summary["rounds"] == 2
     assert "refused" in (world.run / "log.txt").read_text()
+
+
+def test_of_few_rows_nothing_is_measured(tmp_path: Path) -> None:
+    world = World(tmp_path, CONFIGURATION.replace("rounds = 3", "rounds = 1"))
+    world.join_all()
+    limit(world, "berlin", ("min_cell = 5", "min_cell = 12"))
+    summary = world.serve(world.grid())
+    clients = pq.read_table(world.run / "clients.parquet").to_pydict()
+    told = dict(zip(clients["name"], clients["test_samples"], strict=True))
+    assert told["berlin"] == 0
+    assert min(told[site] for site in SITES[1:]) > 4
+    assert summary["measures"]["test_auc"] > 0
 
 
 def limit(world: World, site: str, *changes: tuple[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,8 +110,9 @@ def check(folder: SiteFolder, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _allowed(measures: list[str], allowed: Any) -> list[str]:
-    return [name for name in measures if "*" in allowed or name in allowed]
+def _allowed(measures: list[str], allowed: Sequence[str]) -> list[str]:
+    """Nothing is told where one of them may not be: the evaluation is refused."""
+    return measures if "*" in allowed or {*measures} <= {*allowed} else []
 
 
 def _show(document: dict[str, Any]) -> None:

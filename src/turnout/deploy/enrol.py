@@ -20,6 +20,7 @@ from turnout.data.schema import Schema
 from turnout.data.sums import check_agreed
 from turnout.deploy import keys
 from turnout.deploy.client import Worker
+from turnout.deploy.measures import SUMMARIES
 from turnout.deploy.policy import OF_ALGORITHM, OF_MODEL, Policy, RefusedError, check_standing, digest_of
 from turnout.deploy.rows import PLACE, Place, Rows
 from turnout.deploy.site import PREPROCESS, SCHEMA, Site, alone
@@ -116,7 +117,7 @@ def try_out(folder: Path) -> Trial:
         {"algorithms": digest_of(site.settings, OF_ALGORITHM), "models": digest_of(site.settings, OF_MODEL)},
         loss,
         size,
-        ["loss", *worker.task.metrics],
+        ["loss", *worker.task.metrics, *SUMMARIES[site.settings.get("deploy", {}).get("summaries", "none")]],
     )
 
 

@@ -46,12 +46,13 @@ class Told(NamedTuple):
 # -- at the site ------------------------------------------------------------------------------------------------
 
 
-def as_sums(means: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
-    """Turn means over the samples of splits into sums."""
+def as_sums(means: Mapping[str, Value], names: Sequence[str], least: int) -> dict[str, Value]:
+    """Turn means over the samples of splits into sums; of a split of fewer samples nothing is said."""
     said: dict[str, Value] = {}
     for split in (split for split in SPLITS if f"{split}_samples" in means):
         count = means[f"{split}_samples"]
         assert isinstance(count, int)
+        count = count if count >= least else 0
         said[f"{split}_samples"] = count
         for name in names:
             mean = means[f"{split}_{name}"]

@@ -188,12 +188,12 @@ class Site:
             asked, model = wire.unpack_question(content, worker.cohort.plan.device)
         except Exception as error:
             raise RefusedError("malformed", "the question cannot be read") from error
-        said = as_sums(dict(worker.evaluate(content).config_records[ANSWER]), names)
+        said = as_sums(dict(worker.evaluate(content).config_records[ANSWER]), names, policy.min_cell)
         if terms.summaries and worker._served_by(asked.version) is not None:
             raise RefusedError("measures", "clients of this algorithm serve models of their own: no summaries of sets")
         for split, rows in self._splits().items() if terms.summaries else ():
             if f"{split}_samples" in said:
-                people, index = worker.population, torch.as_tensor(rows)
+                people, index = worker.population, torch.as_tensor(rows if said[f"{split}_samples"] else rows[:0])
                 own = people.inputs[index], people.targets[index]
                 sums = set_sums(worker.task, model, *own, self.schema.classes or 0, terms.summaries)
                 said |= {f"{split}_{name}": counts for name, counts in sums.items()}
