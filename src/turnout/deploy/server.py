@@ -186,7 +186,7 @@ class Deployment(Correspondence):
 
     def _hear_refusal(self, asked: Asked, refused: Refused) -> None:
         super()._hear_refusal(asked, refused)
-        if asked.job is not None:  # whoever does not train may still measure, and the other way round
+        if asked.job is not None:  # who does not train is left alone for a while; who does not measure may still train
             self._refuses[asked.client] = self._read() + (refused.until if refused.until >= 0 else _AGAIN)
         if self.study is not None:
             name = str(self.enrolment.clients[asked.client].name)
