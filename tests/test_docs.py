@@ -26,6 +26,8 @@ from typer.testing import CliRunner
 import turnout
 from turnout.cli.commands import app
 from turnout.config import config
+from turnout.data.schema import Schema
+from turnout.deploy import study
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -102,7 +104,7 @@ def test_every_block_is_true(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             exec(compile(block.code, page.name, "exec"), vars(module))
             check_learnt(vars(module).get("result"))
         elif block.language == "toml":
-            config.build(config.read(block.title))
+            check_toml(Path(block.title))
         elif block.language == "bash":
             for words in commands(block.code):
                 carried_out = RUNS if page.name in FIRST else set()
@@ -143,6 +145,15 @@ def check_learnt(result: Any) -> None:
         assert result.measures.get("test_accuracy", result.measures.get("test_concordance", 0.0)) > 0.5
 
 
+def check_toml(path: Path) -> None:
+    """A schema, a configuration for sites that have it, or a configuration."""
+    if path.name == "schema.toml":
+        Schema.read(path)
+    else:
+        known = study.people(Schema.read(Path("schema.toml")), [1]) if Path("schema.toml").exists() else None
+        config.build(config.read(str(path)), known=known)
+
+
 def check_command(words: list[str], carry_out: set[str]) -> None:
     match words:
         case ["make", target]:
@@ -171,7 +182,7 @@ def check_turnout(arguments: list[str], carry_out: set[str]) -> None:
         assert answer.exit_code == 0, answer.output
     elif name == "sweep":
         assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0
-    elif "overrides" in parameters and "source" in parameters:
+    elif "overrides" in parameters and "source" in parameters and not parameters.get("schema"):
         config.build(config.read(parameters["source"], parameters["overrides"]))
 
 

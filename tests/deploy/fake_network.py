@@ -144,7 +144,7 @@ class FakeGrid(HttpGrid):
         self._free_at[client] = done = max(self._free_at[client] if training else 0.0, self.clock.now) + takes
         worker = self.workers[client]
         try:
-            content: RecordDict | Error = (worker.train if training else worker.evaluate)(message.content)
+            content: RecordDict | Error = getattr(worker, message.metadata.message_type)(message.content)
         except Exception as error:
             content = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error))
         reply = Message(content, reply_to=message)

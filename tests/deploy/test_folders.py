@@ -197,6 +197,7 @@ def test_init_makes_the_folders_and_says_what_it_left_out(tmp_path: Path) -> Non
     answer = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "new"), "digits", *SMALL, "--no-data"])
     assert answer.exit_code == 0, answer.output
     assert "availability, crashes, links" in answer.stderr
+    assert "server/ holds 359 rows, the central test set" in " ".join(answer.output.split())
     names = {path.name for path in (tmp_path / "new" / "clients" / "2").iterdir()}
     assert names == {"ca.pem", "config.toml", "node.key"}
     again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "new"), "digits", *SMALL])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnout.cli import deploy_sites
 from turnout.cli._carry_out import is_named, show_end, where
 from turnout.cli._command import Commands, Json, Overrides, Overwrite, Source, print_json, remark
 from turnout.cli._display import err, say
@@ -29,20 +30,41 @@ deploy_app = Commands(
     help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
     "Example: turnout deploy local 3 digits run.rounds=5"
 )
+for _command in (deploy_sites.enrol, deploy_sites.admit, deploy_sites.check, deploy_sites.status):
+    deploy_app.command()(_command)
 _MADE_UP = ("availability", "crashes", "detection", "links")  # of simulated clients; real ones have their own
 _HERE = ("127.0.0.1", "localhost")
 TOLERANCE = 1e-6
 ServerFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder, made by deploy init.")]
 
 
-def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, config.Settings]:
+def _real(source: str, overrides: list[str]) -> config.Settings:
+    """Read a configuration without what simulates clients."""
     settings = config.read(source, overrides)
     left_out = [section for section in _MADE_UP if settings.pop(section, None)]
     if left_out:
         err.print(f"Left out, since real clients have their own: {', '.join(left_out)}", highlight=False)
+    return settings
+
+
+def _read(source: str, overrides: list[str]) -> tuple[Any, config.RunSettings, config.Settings]:
+    settings = _real(source, overrides)
     built, run, complete = config.build(settings)
     complete["engine"]["threads"] = settings.get("engine", {}).get("threads", 0)  # every machine has its own cores
     return built, run, complete
+
+
+def _held(built: Any) -> str:
+    """Say how many rows the server's folder holds."""
+    from turnout.core import trees
+
+    central = built.population.central
+    if central is None:
+        return ""
+    return (
+        f"\nserver/ holds {trees.rows(central[1])} rows, the central test set: data.test_fraction=0 holds none out, "
+        "where the data bring none; with --schema no row is read at all"
+    )
 
 
 def _prepare(folder: Path, built: Any, complete: config.Settings, hosts: list[str], data: bool = True) -> None:
@@ -77,18 +99,31 @@ def init(
     overrides: Overrides = None,
     host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; repeatable.")] = None,
     data: Annotated[bool, typer.Option(help="Deal the configuration's data to the clients' folders.")] = True,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="SCHEMA", help="A schema.toml: sites have tables of their own, none is read.")
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site's name, with --schema; repeatable.")] = None,
 ) -> None:
-    """Make certificates, node keys and the folders of a server and its clients.
+    """Make the folders of a server and its clients: certificates, and node keys unless sites make their own.
 
     Example: turnout deploy init hospital digits clients.count=3 --host learn.example.org
     """
     with _flower():
+        if schema is not None:
+            deploy_sites.prepare(folder, _real(source, overrides or []), schema, site or [], [*(host or []), *_HERE])
+            say(
+                f"Made {folder}/server and {folder}/sites/{', '.join(site or [])}, without a row of anybody's: carry "
+                "each to its machine. Then, at each site: turnout deploy enrol FOLDER --data TABLE"
+            )
+            return
+        if site:
+            raise UserError(f"--site: {site[0]}: sites have tables of their own, so it goes with --schema")
         built, _, complete = _read(source, overrides or [])
         _prepare(folder, built, complete, [*(host or []), *_HERE], data)
         say(
             f"Made {folder}/server and {folder}/clients/0 to {built.population.size - 1}: carry each to its machine. "
             f"Then: turnout deploy server {folder}/server, and at each client: turnout deploy client FOLDER "
-            "--superlink HOST:PORT"
+            f"--superlink HOST:PORT{_held(built)}"
         )
 
 
@@ -106,6 +141,7 @@ def server(
     with _flower():
         from turnout.deploy.link import Link
 
+        deploy_sites.check_admitted(folder)
         settings = config.RunSettings(**config.read_run(folder).get("run", {}))
         run = Path(settings.folder) / settings.name
         with Link(folder, host, port) as link:

@@ -20,3 +20,5 @@ class Deploy(Spelt):
     evaluate: Literal["clients", "server"] = "clients"  # clients: each on its own data; server: on the central test set
     evaluation_seconds: Seconds = 600.0  # seconds that an evaluation waits for clients
     poll_seconds: Seconds = 0.5  # seconds between two looks for answers, at most
+    agree_seconds: Seconds = 600.0  # seconds that sites have to agree on the preprocessing
+    summaries: Literal["none", "confusion", "scores"] = "none"  # what sites of a study sum up beside: for F1, AUC

@@ -35,6 +35,7 @@ LATER: Settings = {
     "local": {"nesterov": False, "optimiser": "sgd", "optimiser_state": "discarded", "schedules": []},
     "data": {"missing": "refuse", "missing_words": [], "dates": "words", "identifiers": "keep"},
 }
+LATER["deploy"] = {"agree_seconds": 600.0, "summaries": "none"}
 LATER["data"] |= {"separator": ",", "decimal": "."}
 _LONGEST_NAME = 200  # bytes of a run's name: file systems know 255
 

@@ -24,7 +24,7 @@ from turnout.data.dataset import Dataset
 __all__ = ["Dataset", "load", "loader", "names"]
 
 GROUP = "turnout.datasets"  # of entry points
-_HELPERS = {"dataset", "partition", "prepare", "preprocess", "readers", "sources"}
+_HELPERS = {"dataset", "partition", "prepare", "preprocess", "readers", "schema", "sources", "sums"}
 
 
 def names() -> list[str]:

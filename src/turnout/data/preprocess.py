@@ -45,12 +45,15 @@ class Fitted:
     values: Sequence[str] = ()  # the words of a category, each with an indicator
     origin: str = ""  # the day from which a date counts
     parts: bool = False  # whether a date gives year, month, day and weekday
+    range: Sequence[float] = ()  # least and most that a number may be, where a schema says so
+    outside: str = ""  # what becomes of numbers beyond it: clip, missing or refuse
+    other: str = ""  # what becomes of other words than `values`: refused, missing, or own (an indicator, the last)
 
     @property
     def features(self) -> list[str]:
         """Names of what it gives, flags apart."""
         if self.kind == "category":
-            return [f"{self.name}={value}" for value in self.values]
+            return [f"{self.name}={value}" for value in self.values] + [f"{self.name}=*"] * (self.other == "own")
         return (
             [f"{self.name}.{part}" for part in PARTS] if self.parts else [self.name] * (self.kind in ("number", "date"))
         )
@@ -58,9 +61,29 @@ class Fitted:
     def numbers(self, column: Column) -> FloatArray:
         """`[rows, width]`, NaN where nothing is."""
         if self.kind == "number":
-            return column.numbers()[:, None]
+            return self._within(column, column.numbers()[:, None])
         moments = column.moments()
-        return parts(moments) if self.parts else days(moments, np.datetime64(self.origin, "us"))[:, None]
+        if self.parts:
+            return parts(moments)
+        return self._within(column, days(moments, np.datetime64(self.origin, "us"))[:, None])
+
+    def _within(self, column: Column, numbers: FloatArray) -> FloatArray:
+        if not self.range:
+            return numbers
+        low, high = self.range
+        beyond = np.asarray((numbers < low) | (numbers > high))
+        if self.outside == "refuse" and beyond.any():
+            raise column.fault(beyond[:, 0], f"which is not within {low:g} to {high:g}")
+        found: FloatArray = np.where(beyond, np.nan, numbers) if self.outside == "missing" else numbers.clip(low, high)
+        return found
+
+    def absent(self, column: Column) -> BoolArray:
+        """Say in which rows there is nothing, or what counts as nothing."""
+        if self.outside == "missing":
+            return np.isnan(self.numbers(column)[:, 0])
+        if self.other == "missing":
+            return column.missing | ~np.isin(np.asarray(self.words(column), np.str_), np.asarray(self.values, np.str_))
+        return column.missing
 
     def filled(self, numbers: FloatArray) -> FloatArray:
         return np.where(np.isnan(numbers), np.asarray(self.fill), numbers) if self.fill else numbers
@@ -69,16 +92,18 @@ class Fitted:
         """`[rows, words]`, all 0 where nothing is."""
         values = np.asarray(self.values, np.str_)
         words = np.asarray(self.words(column), np.str_)
+        absent = self.absent(column)
         if self.missing not in WAYS:
-            words = np.where(column.missing, self.missing, words)
-        there = ~column.missing | (self.missing not in WAYS)
+            words = np.where(absent, self.missing, words)
+        there = ~absent | (self.missing not in WAYS)
         order = np.argsort(values)
         place = order[np.minimum(np.searchsorted(values, words, sorter=order), len(values) - 1)]
         strange = there & (values[place] != words)
-        if strange.any():
+        if strange.any() and self.other != "own":
             known = ", ".join(self.values[:_LISTED]) + (", …" if len(self.values) > _LISTED else "")
             raise column.fault(strange, f"a word that training never saw; it knows {known}")
-        found = np.zeros((len(words), len(values)))
+        place = np.where(strange, len(values), place)
+        found = np.zeros((len(words), len(values) + (self.other == "own")))
         found[np.flatnonzero(there), place[there]] = 1
         return found
 
@@ -91,9 +116,9 @@ class Fitted:
 
     def check(self, column: Column) -> None:
         """Raise where something is missing that may not be."""
-        if self.missing in ("refuse", "drop") and column.missing.any():
+        if self.missing in ("refuse", "drop") and (absent := self.absent(column)).any():
             why = "training saw no row without it" if self.missing == "refuse" else "training left such rows out"
-            raise UserError(f"{column.where(int(column.missing.argmax()))} is missing, and {why}; fill it in")
+            raise UserError(f"{column.where(int(absent.argmax()))} is missing, and {why}; fill it in")
 
 
 @dataclass(frozen=True)
@@ -121,7 +146,7 @@ class Preprocess:
     @property
     def indicators(self) -> int:
         """How many features at the end are indicators and flags."""
-        return sum(map(len, (one.values for one in self._groups()[1]))) + sum(o.missing == "flag" for o in self.used)
+        return sum(len(one.features) for one in self._groups()[1]) + sum(one.missing == "flag" for one in self.used)
 
     def _groups(self) -> tuple[list[Fitted], list[Fitted]]:
         """Columns that give numbers, and those that give indicators."""
@@ -137,7 +162,8 @@ class Preprocess:
         numeric, wordy = self._groups()
         found += [one.filled(one.numbers(columns[one.name])) for one in numeric]
         found += [one.indicators(columns[one.name]) for one in wordy]
-        found += [columns[one.name].missing[:, None].astype(np.float64) for one in self.used if one.missing == "flag"]
+        flagged = [one for one in self.used if one.missing == "flag"]
+        found += [one.absent(columns[one.name])[:, None].astype(np.float64) for one in flagged]
         return np.concatenate(found, axis=1)
 
     def scaled(self, raw: FloatArray) -> NDArray[np.float32]:
@@ -202,7 +228,7 @@ def _texts(value: Any) -> Any:
 
 
 def _numbers(name: str, value: Any) -> Any:
-    return [float(part) for part in value] if name in ("fill", "offset", "scale") else value
+    return [float(part) for part in value] if name in ("fill", "offset", "scale", "range") else value
 
 
 def canonical(document: dict[str, Any]) -> str:

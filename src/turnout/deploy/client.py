@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from turnout.local.python_work import find_functions
 from turnout.local.sgd import Named
 from turnout.run.experiment import Experiment
 from turnout.server.state import nest, unnest
+
+if TYPE_CHECKING:
+    from turnout.deploy.site import Site
 
 FOLDER = "folder"  # what a SuperNode is told of its client: the folder of its files
 _MODELS = 3  # remembered: the last received, and what it ended with
@@ -178,6 +182,14 @@ def _answer(request: Request, payload: Named | None = None, **said: str | int | 
 
 
 @cache
+def site(folder: Path) -> Site | None:
+    """The site of a folder; None: its samples came with it."""
+    from turnout.deploy.site import Site, is_site
+
+    return Site(folder) if is_site(folder) else None
+
+
+@cache
 def worker(folder: Path) -> Worker:
     """The client of a folder."""
     from turnout.config import config
@@ -186,11 +198,11 @@ def worker(folder: Path) -> Worker:
     return Worker(experiment, Memory(folder / "memory"))
 
 
-def _worker_of(context: Context) -> Worker:
+def _worker_of(context: Context) -> Worker | Site:
     folder = context.node_config.get(FOLDER)
     if not isinstance(folder, str):
         raise UserError(f"deploy: a SuperNode needs --node-config '{FOLDER}=\"...\"'; turnout deploy client gives it")
-    return worker(Path(folder))
+    return site(Path(folder)) or worker(Path(folder))
 
 
 app = ClientApp()
@@ -199,6 +211,14 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     return Message(_worker_of(context).train(message.content), reply_to=message)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    asked = _worker_of(context)
+    if isinstance(asked, Worker):
+        raise UserError("deploy: this client has no schema, so there is nothing to agree on")
+    return Message(asked.query(message.content), reply_to=message)
 
 
 @app.evaluate()

@@ -17,12 +17,24 @@ from turnout.config.deployment import Deploy
 from turnout.core import random
 from turnout.core.errors import UserError
 from turnout.deploy import screen
+from turnout.deploy.measures import Summed, Told
 from turnout.deploy.presence import new_jobs
-from turnout.deploy.screen import Evaluation, Failed, Inbox, Measures, RejectedError, Rejection, Reply, Training, Update
+from turnout.deploy.screen import (
+    Evaluation,
+    Failed,
+    Inbox,
+    Measures,
+    Refused,
+    RejectedError,
+    Rejection,
+    Reply,
+    Training,
+    Update,
+)
 from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
 from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation
-from turnout.server.jobs import ARRIVED, CRASHED, OFFLINE, REJECTED, Job
+from turnout.server.jobs import ARRIVED, CRASHED, OFFLINE, REFUSED, REJECTED, Job
 from turnout.server.mailbox import Mailbox
 from turnout.server.updates import Updates
 
@@ -34,7 +46,7 @@ class Asked(NamedTuple):
 
     client: int
     node: int
-    answer: Training | Evaluation  # as it may be
+    answer: Training | Evaluation | Summed  # as it may be
     job: Job | None = None  # None: a question about a model
 
 
@@ -167,12 +179,24 @@ class Correspondence(Mailbox):
             if asked.job is not None:
                 self._over_with(asked.job, REJECTED)
             return
-        if asked.job is not None:
+        if isinstance(answer, Refused):
+            self._hear_refusal(asked, answer)
+        elif asked.job is not None:
             self._hear_of_job(asked.job, answer)
         elif isinstance(answer, Failed):
             self.log("not_evaluated", client=asked.client, why=answer.why)
-        elif isinstance(answer, dict):
-            self._measured[asked.client] = answer
+        else:
+            self._hear_measures(asked.client, answer)
+
+    def _hear_measures(self, client: int, answer: Measures | Told) -> None:
+        self._measured[client] = answer.measures if isinstance(answer, Told) else answer
+
+    def _hear_refusal(self, asked: Asked, refused: Refused) -> None:
+        """A client does not do it, and says why."""
+        what = {"asked": "evaluate"} if asked.job is None else {"asked": "train", "job": asked.job.number}
+        self.log("refused", client=asked.client, **what, code=refused.code, why=refused.why)
+        if asked.job is not None:
+            self._over_with(asked.job, REFUSED)
 
     def _hear_of_job(self, job: Job, answer: Update | str | Measures | Failed) -> None:
         if isinstance(answer, Failed):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from turnout.core.errors import UserError
 
 _PEM, _DAYS = serialization.Encoding.PEM, 365
 _HEAD, _TAIL = "-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----"
@@ -70,6 +74,32 @@ def make_node_key(path: Path) -> str:
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, key, serialization.PrivateFormat.OpenSSH)
     return as_text(key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+
+
+def public_of(path: Path) -> str:
+    """The public key of a private one in a file, as text."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path}: no node key that can be read; delete it, and enrol again") from error
+    return as_text(key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+
+
+def is_node_key(text: str) -> bool:
+    """Tell whether somebody untrusted has written a public key as `as_text` does."""
+    try:
+        key = serialization.load_pem_public_key(as_pem(text))
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        return False
+    return as_text(key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)) == text
+
+
+def fingerprint(text: str) -> str:
+    """Name a public key, to be compared by telephone."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
 
 def as_text(pem: bytes) -> str:

@@ -238,7 +238,11 @@ class Link:
 def node(folder: Path, address: str) -> Child:
     """A SuperNode of a client's folder."""
     folder = folder.resolve()
-    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", "shard.safetensors"])
+    invited = (folder / "invitation.json").exists()
+    if invited and not (folder / "node.key").exists():
+        raise UserError(f"deploy: {folder} is not enrolled; turnout deploy enrol {folder} --data TABLE")
+    own = "schema.toml" if invited else "shard.safetensors"
+    _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", own])
     command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
     command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import httpx
 import numpy as np
@@ -29,6 +29,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from turnout.core.random import IntArray
+from turnout.deploy.policy import CODES, LONGEST, NEVER
 from turnout.deploy.wire import ANSWER, MEASURES, NEEDS, PAYLOAD, decode
 from turnout.local.sgd import Named
 from turnout.server.measurement import ByClient
@@ -40,6 +41,7 @@ _PER_ARRAY = 4096  # bytes of headers that an honest reply stays below
 _UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 _SPLITS = ("train", "validation", "test")
 _MOST_SAMPLES = 2**53  # that can be counted at all
+_LONGEST_WAIT = 86400  # seconds for which a site that refuses is not asked
 _ROUNDING = 1e-6  # by which a mean of numbers up to 1 may exceed it
 Means = tuple[dict[str, float], int]  # of each measure over samples, and of how many
 Measures = dict[str, Means]  # by split
@@ -82,6 +84,14 @@ class Failed(NamedTuple):
 
     gone: bool  # it cannot be reached
     why: str
+
+
+class Refused(NamedTuple):
+    """A site does not do what it was asked: its policy is against it, or it cannot."""
+
+    code: str
+    why: str
+    until: int  # seconds until asking again may help; below 0: not before something is changed
 
 
 class Update(NamedTuple):
@@ -207,9 +217,11 @@ class Training:
         """Bytes of arrays in an honest reply."""
         return sum(self.dtype.itemsize * math.prod(shape) + _PER_ARRAY for shape in self.shapes.values())
 
-    def read(self, content: RecordDict) -> Update | str:
-        """The update, or what the client needs for it."""
-        said, record = _records(content, PAYLOAD)
+    def read(self, content: RecordDict) -> Update | str | Refused:
+        """The update, or what the client needs for it, or why it refuses."""
+        said, record = records(content, PAYLOAD)
+        if (refused := refusal(said, record)) is not None:
+            return refused
         if NEEDS in said:
             return self._question(said, record)
         require(set(said) == {*self.counts, "seconds"}, Rejection.BAD_COUNTS)
@@ -250,7 +262,7 @@ class Evaluation:
     most: int = 0  # bytes of arrays
 
     def read(self, content: RecordDict) -> Measures:
-        said, record = _records(content, MEASURES)
+        said, record = records(content, MEASURES)
         splits = [split for split in _SPLITS if f"{split}_samples" in said]
         expected = {f"{split}_{name}" for split in splits for name in (*self.names, "samples")}
         require(not len(record) and set(said) == expected, Rejection.BAD_MEASURES)
@@ -278,7 +290,18 @@ class Evaluation:
         return min(max(value, 0.0), 1.0)
 
 
-def read(reply: Reply, asked: Training | Evaluation) -> Update | str | Measures | Failed:
+class Expected(Protocol):
+    """What an answer may be."""
+
+    @property
+    def most(self) -> int:
+        """Bytes of arrays in an honest reply."""
+
+    def read(self, content: RecordDict) -> Any:
+        """What it says, or `RejectedError`."""
+
+
+def read(reply: Reply, asked: Expected) -> Any:
     """What a client has answered. Whatever is wrong with it, in whatever way, is a `RejectedError`."""
     try:
         content = reply.opened()
@@ -297,12 +320,24 @@ def last_line(text: str | None) -> str:
     return next((line[:200] for line in reversed(lines) if line), "no reason given")
 
 
-def _records(content: RecordDict, arrays: str) -> tuple[ConfigRecord, ArrayRecord]:
+def records(content: RecordDict, arrays: str) -> tuple[ConfigRecord, ArrayRecord]:
     require(set(content) == {ANSWER, arrays}, Rejection.UNDECODABLE)
     said, values = content[ANSWER], content[arrays]
     if not isinstance(said, ConfigRecord) or not isinstance(values, ArrayRecord):
         raise RejectedError(Rejection.UNDECODABLE)
     return said, values
+
+
+def refusal(said: ConfigRecord, record: ArrayRecord) -> Refused | None:
+    """Read why a site refuses; None where it does not."""
+    if "refused" not in said:
+        return None
+    require(set(said) == {"refused", "why", "until"} and not len(record), Rejection.UNDECODABLE)
+    code, why, until = (said[name] for name in ("refused", "why", "until"))
+    if type(code) is not str or code not in CODES or type(until) is not int or type(why) is not str:
+        raise RejectedError(Rejection.UNDECODABLE)
+    require(len(why) <= LONGEST and why.isascii() and why.isprintable(), Rejection.UNDECODABLE)
+    return Refused(code, why, min(max(until, NEVER), _LONGEST_WAIT))
 
 
 def _is(said: object, number: int) -> bool:

@@ -10,12 +10,13 @@ Grid. A run that was interrupted goes on from its checkpoint.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, MessageType
+from flwr.app import Context, Message, MessageType
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -24,13 +25,15 @@ from turnout.clients.online import OnlineSet
 from turnout.config.deployment import Deploy
 from turnout.core.errors import FailedError, UserError
 from turnout.core.files import write_text
-from turnout.deploy import presence
+from turnout.deploy import presence, study
 from turnout.deploy.app import why
 from turnout.deploy.correspondence import Asked, Correspondence
 from turnout.deploy.folder import Enrolment, read_outline
 from turnout.deploy.keys import as_text
+from turnout.deploy.measures import Counts, Summed, Told, of_sets
 from turnout.deploy.presence import Live, Timeline
-from turnout.deploy.screen import Evaluation, by_client
+from turnout.deploy.screen import Evaluation, Measures, Refused, by_client
+from turnout.deploy.terms import STUDY
 from turnout.deploy.wire import Question, encode, pack_question
 from turnout.local.sgd import LocalSGD, Named
 from turnout.run.experiment import execute
@@ -46,6 +49,7 @@ FOLDER, RUN, OVERWRITE = "folder", "run", "overwrite"  # of the run's configurat
 MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
 FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 _FIRST_PAUSE = 0.01  # seconds
+_AGAIN = 60.0  # seconds until a client is asked again that has refused and names no time
 
 app = ServerApp()
 
@@ -53,8 +57,20 @@ app = ServerApp()
 class Deployment(Correspondence):
     """`Server` over a Grid."""
 
-    def __init__(self, *args: Any, enrolment: Enrolment, timeline: Timeline | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        enrolment: Enrolment,
+        timeline: Timeline | None = None,
+        of: study.Study | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
+        self.study = of
+        if of is not None:
+            study.check_measures(self.task.sets.names)
+        self._refuses: dict[int, float] = {}  # by client, until when it is not asked
+        self._sets: dict[int, dict[str, dict[str, Counts]]] = {}  # by client, what it said last
         self.enrolment, self.timeline = enrolment, timeline or Timeline()
         self.observers.append(self.timeline)
         self._dispatch = Dispatch(self.population, self.task)
@@ -129,6 +145,8 @@ class Deployment(Correspondence):
         nodes: dict[int, int] = {}
         for node in self.grid.get_nodes():
             key = as_text(node.public_key)
+            if key in known and self._read() < self._refuses.get(known[key], -math.inf):
+                continue
             if key in known:
                 nodes[known[key]] = node.node_id
             elif node.public_key not in self._strangers:
@@ -160,6 +178,22 @@ class Deployment(Correspondence):
     def backhaul_seconds(self, edges: int, work: LocalSGD) -> float:
         return 0.0
 
+    # -- what sites are told, and refuse ------------------------------------------------------------------------
+
+    def _message(self, content: Any, node: int, kind: str) -> Message:
+        if self.study is not None:
+            members = sum(each.member for each in self.enrolment.clients)
+            content[STUDY] = self.study.terms(members).record()
+        return super()._message(content, node, kind)
+
+    def _hear_refusal(self, asked: Asked, refused: Refused) -> None:
+        super()._hear_refusal(asked, refused)
+        if asked.job is not None:  # who does not train is left alone for a while; who does not measure may still train
+            self._refuses[asked.client] = self._read() + (refused.until if refused.until >= 0 else _AGAIN)
+        if self.study is not None:
+            name = str(self.enrolment.clients[asked.client].name)
+            self.study.refused(name, "evaluate" if asked.job is None else "train", refused)
+
     # -- evaluation -------------------------------------------------------------------------------------------
 
     def client_measures(self, model: Tensor) -> dict[str, ByClient]:
@@ -178,11 +212,10 @@ class Deployment(Correspondence):
         for client in asked:
             content = pack_question(Question(self.version, self._states[client]), array)
             messages.append(self._message(content, self._nodes[client], MessageType.EVALUATE))
-        self._measured = {}
+        self._measured, self._sets = {}, {}
         for client, message, name in zip(asked, messages, self._push(messages), strict=True):
             if name is not None:
-                answer = Evaluation(frozenset(names), self.enrolment.clients[client].splits, self.task.sets.names)
-                self._waited[name] = Asked(client, message.metadata.dst_node_id, answer)
+                self._waited[name] = Asked(client, message.metadata.dst_node_id, self._telling(client, names))
         limit, pause = self._read() + self.settings.evaluation_seconds, _FIRST_PAUSE
         self._poll()
         while (late := [name for name, each in self._waited.items() if each.job is None]) and self._read() < limit:
@@ -195,6 +228,20 @@ class Deployment(Correspondence):
         splits = dict.fromkeys(split for answer in self._measured.values() for split in answer)
         said = {split: {i: each[split] for i, each in self._measured.items() if split in each} for split in splits}
         return {split: by_client(panel, names, rows) for split, rows in said.items()}
+
+    def _telling(self, client: int, names: tuple[str, ...]) -> Evaluation | Summed:
+        splits = self.enrolment.clients[client].splits
+        if self.study is None:
+            return Evaluation(frozenset(names), splits, self.task.sets.names)
+        return Summed(frozenset(names), splits, self.study.schema.classes, self.study.summaries)
+
+    def _hear_measures(self, client: int, answer: Measures | Told) -> None:
+        super()._hear_measures(client, answer)
+        if isinstance(answer, Told):
+            self._sets[client] = answer.sets
+
+    def measure(self, model: Tensor) -> dict[str, float]:
+        return super().measure(model) | of_sets([*self._sets.values()])
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -216,12 +263,17 @@ def serve(grid: Grid, folder: Path, run: Path, overwrite: bool = False, **option
 
     enrolment = Enrolment(folder / "clients.toml")
     settings = config.read_run(folder)
+    deploy = Deploy(**settings.get("deploy", {}))
     sizes = [client.samples for client in enrolment.clients]
     importance = settings.get("clients", {}).get("importance", "samples")
-    columns = {"importance": importance, "seed": settings["run"]["seed"], **enrolment.columns()}
-    known = read_outline(folder / "outline.safetensors", sizes, **columns)
+    seed = config.RunSettings(**settings.get("run", {})).seed
+    columns = {"importance": importance, "seed": seed, **enrolment.columns()}
+    if study.is_study(folder):
+        clocks = {name: options[name] for name in ("clock", "sleep") if name in options}
+        options["of"], known = study.begin(grid, folder, enrolment, deploy, columns, **clocks)
+    else:
+        known = read_outline(folder / "outline.safetensors", sizes, **columns)
     experiment, running, complete = config.build(settings, known=known)
-    deploy = Deploy(**settings.get("deploy", {}))
     if deploy.evaluate == "server" and experiment.population.central is None:
         raise UserError("deploy.evaluate: server, but it has no central test set; let the clients evaluate")
     options |= {"grid": grid, "enrolment": enrolment, "settings": deploy, "timeline": Timeline(run / "arrivals")}

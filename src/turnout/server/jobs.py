@@ -22,6 +22,7 @@ ARRIVED, CRASHED, OFFLINE, LEFT = fates.ARRIVED, fates.CRASHED, fates.OFFLINE, f
 CANCELLED = "cancelled"
 SILENCED = "silenced"  # by an adversary
 REJECTED = "rejected"  # a real client's answer that is not what was asked for
+REFUSED = "refused"  # by a real client, whose policy is against it
 NOT_KNOWN = -1  # the end of a job of which nothing is known
 
 
