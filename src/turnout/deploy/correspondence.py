@@ -19,7 +19,7 @@ from turnout.core.errors import UserError
 from turnout.deploy import screen
 from turnout.deploy.presence import new_jobs
 from turnout.deploy.screen import Evaluation, Failed, Inbox, Measures, RejectedError, Rejection, Reply, Training, Update
-from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
+from turnout.deploy.wire import ASK, MODEL, NEEDS_MODEL, NEEDS_STATE, Request, apart, encode, fingerprint, pack
 from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation
 from turnout.server.jobs import ARRIVED, CRASHED, OFFLINE, REJECTED, Job
@@ -111,7 +111,7 @@ class Correspondence(Mailbox):
             model = arrays.setdefault(id(job.received), encode(job.received)) if job.sent or whole else None
             request = self._request(job)
             content = pack(request, model)
-            size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+            size = sum(len(array.data) for array in apart(content, ASK, MODEL)[1].values())
             job.bytes = job.bytes[0] + size, job.bytes[1]
             messages.append(self._message(content, self._nodes[job.client], MessageType.TRAIN))
             asked.append((job, self._answer_to(job, request, model is not None)))

@@ -46,6 +46,7 @@ FOLDER, RUN, OVERWRITE = "folder", "run", "overwrite"  # of the run's configurat
 MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
 FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 _FIRST_PAUSE = 0.01  # seconds
+_GROWTH = 1.1  # of the pause between two looks: an answer does not wait longer than a tenth of what it took
 
 app = ServerApp()
 
@@ -72,7 +73,7 @@ class Deployment(Correspondence):
             self._poll()
             if not events.due(close):
                 self._sleep(pause if close is None else min(pause, max(0, close - self._tick + 1) / self._ticks))
-                pause = min(2 * pause, self.settings.poll_seconds)
+                pause = min(_GROWTH * pause, self.settings.poll_seconds)
         return True
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
@@ -187,7 +188,7 @@ class Deployment(Correspondence):
         self._poll()
         while (late := [name for name, each in self._waited.items() if each.job is None]) and self._read() < limit:
             self._sleep(pause)
-            pause = min(2 * pause, self.settings.poll_seconds)
+            pause = min(_GROWTH * pause, self.settings.poll_seconds)
             self._poll()
         for name in late:
             self.log("not_evaluated", client=self._waited.pop(name).client, why="no answer in time")
