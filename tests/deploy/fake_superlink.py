@@ -10,7 +10,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
 from flwr.supercore.task_identity import TaskIdentity
 
 from turnout.deploy import fleet, keys
@@ -48,7 +48,7 @@ class Link:
             for trouble in [each for each in self.trouble if each[0] == name]:
                 self.trouble.remove(trouble)
                 raise trouble[1]
-            return getattr(self, f"_{name}", lambda _: None)(request)
+            return getattr(self, f"_{name}", lambda _: ConfirmMessageReceivedResponse())(request)
 
         if not name[0].isupper():
             raise AttributeError(name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fake_superlink import Link, connected, message, node_key
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from turnout.core.errors import UserError
 from turnout.deploy import fleet
@@ -41,6 +43,22 @@ def test_a_message_is_fetched_and_answered(key: Any) -> None:
     assert link.answer().metadata.reply_to_message_id == asked.metadata.message_id
     assert "ConfirmMessageReceived" in link.told
     assert link.told[-2:] == ["DeactivateNode", "closed"]
+
+
+def test_memory_of_large_parts_is_given_back_at_once(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's memory does not depend on the size of the model: httpx holds each part until it is collected."""
+    collected = list[int]()
+    monkeypatch.setattr(fleet, "gc", SimpleNamespace(collect=lambda: collected.append(1)))
+    large = RecordDict({"model": ArrayRecord({"w": Array(np.arange(3 << 20))})})  # 24 MiB: 5 chunks
+    link = Link([message(large)])
+    with connected(link, key) as server:
+        letter = server.receive()
+        assert letter is not None
+        list(server.parts(letter))
+        assert len(collected) == 5
+        reply, contents = fleet.cut(Message(large, reply_to=letter.about))
+        server.answer(reply, contents, 0.0)
+        assert len(collected) == 10
 
 
 def test_a_server_that_is_away_is_tried_again(key: Any) -> None:

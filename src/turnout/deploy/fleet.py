@@ -6,6 +6,7 @@ its digest; its tree says which. Parts are fetched and handed on one at a time, 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -49,6 +50,7 @@ from turnout.deploy import flower_parts
 _SHORT, _LONG = 0.005, 0.05  # seconds between two looks for a part that is announced and not there yet
 _PATIENCE = 600.0  # seconds that such a part may take
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 10.0  # seconds between two attempts to reach a server
+_LARGE = 1 << 20  # bytes of a request or an answer
 _BUSY = (502, 503, 504)  # answers of a server that is there again soon
 
 
@@ -174,6 +176,8 @@ class Fleet:
             except httpx.HTTPStatusError as error:
                 why = self._trouble(name, error)
             else:
+                if max(request.ByteSize(), answer.ByteSize()) > _LARGE:
+                    gc.collect()  # httpx holds what it has carried in a circle
                 if pause > _FIRST_PAUSE:
                     self._say(f"the server at {self.address} answers again")
                 return answer
