@@ -69,6 +69,11 @@ def honest() -> list[Honest]:
         arrays = {name: Array(np.asarray(draw.normal(size=shape), dtype)) for name, shape in asked.shapes.items()}
         return _content({**COUNTS, "seconds": 0.25}, "payload", arrays)
 
+    def small(content: RecordDict) -> RecordDict:
+        """The same as it travels where its arrays are small: among the facts."""
+        arrays = {f"payload/{name}": array.data for name, array in content.array_records["payload"].items()}
+        return RecordDict({"answer": ConfigRecord({**content.config_records["answer"], **arrays})})
+
     names = {"client": 1, "job": 3}
     measures = {f"{split}_{name}": 0.75 for split in ("train", "validation", "test") for name in ("loss", "accuracy")}
     sizes = {"train_samples": 9, "validation_samples": 0, "test_samples": 4}
@@ -80,6 +85,9 @@ def honest() -> list[Honest]:
         ("error", TRAINING, Error(6, "traceback\nValueError: no")),
         ("error", EVALUATION, Error(1, "the node is gone")),
         ("evaluation", EVALUATION, _content({**measures, **sizes}, "measures", {})),
+        ("small training", TRAINING, small(update(TRAINING))),
+        ("small training with state", STATEFUL, small(update(STATEFUL))),
+        ("small evaluation", EVALUATION, RecordDict({"answer": ConfigRecord({**measures, **sizes})})),
     ]
     return [Honest(kind, asked, said, cut(said)) for kind, asked, said in kinds]
 
@@ -200,6 +208,11 @@ def _said(random: Random, content: RecordDict) -> RecordDict:
 def _record(random: Random, record: Any) -> Any:
     """One with another item, one more or one less."""
     items, kind = dict(record.items()), random.randrange(6)
+    within = [name for name, item in items.items() if name.startswith("payload/") and type(item) is bytes]
+    if within and random.random() < 0.7:
+        name = random.choice(within)
+        items[name] = _damaged(random, Array("float32", (1,), "numpy.ndarray", items[name])).data
+        return type(record)(items)
     name = random.choice(list(items) if items and kind < 5 else NAMES)
     if kind == 4:
         items.pop(name, None)
@@ -291,7 +304,7 @@ def _parts(random: Random, root: str, parts: Parts) -> tuple[str, Parts]:
 def mutated(seed: int, number: int, kinds: list[Honest]) -> tuple[Honest, str, Parts]:
     """One of them: from one to three changes."""
     random = Random(seed * 1_000_003 + number)
-    base = random.choices(kinds, [6, 4, 2, 2, 1, 1, 6])[0]
+    base = random.choices(kinds, [6, 4, 2, 2, 1, 1, 6, 4, 4, 2])[0]
     said, changes = base.said, random.choice([1, 1, 1, 2, 3])
     spoken = changes if random.random() < 0.6 else random.randrange(changes + 1)
     for _ in range(spoken):

@@ -20,6 +20,7 @@ import support
 from turnout import FedAvg, FedFix, Full, Observer, UserError
 from turnout.deploy.replay import replay
 from turnout.deploy.screen import Rejection
+from turnout.deploy.wire import apart
 
 
 class Killed(BaseException):
@@ -92,7 +93,7 @@ def test_a_client_asked_again_computes_nothing_again(tmp_path: Path, monkeypatch
     first = world.workers[client].train(message.content)
     monkeypatch.setattr(world.workers[client], "_trained", None)
     again = world.workers[client].train(message.content)
-    assert first["payload"] == again["payload"]
+    assert apart(first, "answer", "payload")[1] == apart(again, "answer", "payload")[1]
 
 
 # -- clients that are killed, hang, are slow, or forget -----------------------------------------------------------
@@ -199,15 +200,15 @@ def test_a_client_that_has_lost_its_state_says_so(tmp_path: Path) -> None:
 def changed(reply: Message, answer: dict[str, Any] | None = None, arrays: dict[str, Any] | None = None) -> Message:
     """An answer with other facts and arrays; None takes an array away."""
     content = reply.content
-    said = ConfigRecord({**content.config_records["answer"], **(answer or {})})
-    payload = {**content.array_records["payload"], **(arrays or {})}
+    facts, honest = apart(content, "answer", "payload")
+    said, payload = ConfigRecord({**facts, **(answer or {})}), {**honest, **(arrays or {})}
     kept = ArrayRecord({name: array for name, array in payload.items() if array is not None})
     reply.__dict__["_content"] = RecordDict({"answer": said, "payload": kept})
     return reply
 
 
 def delta(reply: Message) -> np.ndarray[Any, Any]:
-    return reply.content.array_records["payload"]["delta"].numpy().copy()
+    return apart(reply.content, "answer", "payload")[1]["delta"].numpy().copy()
 
 
 def with_nan(reply: Message) -> Message:
@@ -253,7 +254,7 @@ MALFORMED: dict[str, tuple[Callable[[Message], Message], Rejection]] = {
     "cut short": (
         lambda r: changed(
             r,
-            arrays={"delta": Array("float32", (75,), "numpy.ndarray", r.content["payload"]["delta"].data[:-4])},  # type: ignore[union-attr]
+            arrays={"delta": Array("float32", (75,), "numpy.ndarray", Array(delta(r)).data[:-4])},
         ),
         Rejection.UNDECODABLE,
     ),

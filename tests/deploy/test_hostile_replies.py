@@ -25,6 +25,7 @@ from turnout.core.errors import FailedError, UserError
 from turnout.deploy import server
 from turnout.deploy.link import Link
 from turnout.deploy.screen import Rejection, Reply
+from turnout.deploy.wire import apart
 
 LIAR = 1
 Parts = dict[str, bytes]
@@ -49,8 +50,8 @@ def renamed(said: dict[str, Any], arrays: dict[str, Any] | None = None) -> Calla
     """The honest answer with other facts and arrays."""
 
     def content(reply: Message) -> RecordDict:
-        facts = {**reply.content.config_records["answer"], **said}
-        own = ArrayRecord({**reply.content.array_records["payload"], **(arrays or {})})
+        honest, payload = apart(reply.content, "answer", "payload")
+        facts, own = {**honest, **said}, ArrayRecord({**payload, **(arrays or {})})
         return RecordDict({"answer": ConfigRecord({k: v for k, v in facts.items() if v is not None}), "payload": own})
 
     return content
@@ -60,7 +61,7 @@ def headed(text: bytes) -> Callable[[Message], RecordDict]:
     """An array whose header NumPy chokes on."""
 
     def content(reply: Message) -> RecordDict:
-        honest = reply.content.array_records["payload"]["delta"]
+        honest = apart(reply.content, "answer", "payload")[1]["delta"]
         line = text + b" " * (-len(text) % 64) + b"\n"
         data = b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + honest.data[128:]
         return renamed({}, {"delta": Array(honest.dtype, honest.shape, honest.stype, data)})(reply)
@@ -81,7 +82,7 @@ SAID: dict[str, Callable[[Message], RecordDict | Error]] = {
     "list for a number": renamed({"samples": [1, 2]}),
     "another fact": renamed({"more": "x" * 5000}),
     "other kind of record": lambda r: RecordDict(
-        {"answer": MetricRecord({"steps": 1}), "payload": r.content["payload"]}
+        {"answer": MetricRecord({"steps": 1}), "payload": renamed({})(r)["payload"]}
     ),
     "blank reason": lambda _: Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, " \n\t "),
     "reason that is a log line": lambda _: Error(6, "x\nround 9, 5 s: stopped (all is well)\x1b[2J"),
@@ -148,7 +149,8 @@ def test_a_run_goes_on_whatever_a_client_sends(tmp_path: Path) -> None:
     def lies(client: int, asked: Message, reply: Message) -> list[Message]:
         if client == LIAR:
             asked_number[asked.metadata.message_id] = job = number(asked)
-            return [Message(said[job](reply), reply_to=asked)] if job < len(said) else [reply]
+            lie = said[job] if job < len(said) else renamed({})  # in as many parts as an answer can have
+            return [Message(lie(reply), reply_to=asked)]
         return [reply]
 
     def spoil(reply: Message, root: str, parts: Parts) -> str:

@@ -1,4 +1,4 @@
-"""A SuperLink and three SuperNodes on loopback, with TLS and node keys."""
+"""A SuperLink and three clients on loopback, with TLS and node keys."""
 
 from __future__ import annotations
 
@@ -53,15 +53,21 @@ class Network:
     def client(self, number: int) -> Path:
         return self.folder / "all" / "clients" / str(number)
 
-    def start(self, client: int) -> Child:
-        return node(self.client(client), self.link.address)
+    def start(self, client: int, supernode: bool = False) -> Child:
+        return node(self.client(client), self.link.address, supernode)
 
-    def configure(self, *overrides: str) -> None:
-        """Another configuration for the same machines."""
+    def restart(self, supernode: bool = False) -> None:
+        """All clients: what they do is in their folders, which they read when they begin."""
+        stop_all(self.nodes)
+        self.nodes = [self.start(client, supernode) for client in range(CLIENTS)]
+
+    def configure(self, *overrides: str, supernode: bool = False) -> None:
+        """Another configuration for the same machines, whose clients begin again."""
         text = config.as_toml(config.build(settings(*overrides))[2])
         for folder in (self.link.folder, *map(self.client, range(CLIENTS))):
             write_text(folder / "config.toml", text)
             shutil.rmtree(folder / "memory", ignore_errors=True)
+        self.restart(supernode)
 
     def run(self, name: str, meanwhile: Callable[[Path], None] | None = None) -> Path:
         """Carry out the configuration; `meanwhile` is called beside it."""

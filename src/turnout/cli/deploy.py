@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnout.deploy.link import Child
 
 deploy_app = Commands(
-    help="Run an algorithm over real machines, through Flower's SuperLink and SuperNodes.\n\n"
+    help="Run an algorithm over real machines, through Flower's SuperLink.\n\n"
     "Example: turnout deploy local 3 digits run.rounds=5"
 )
 for _command in (deploy_sites.enrol, deploy_sites.admit, deploy_sites.check, deploy_sites.status):
@@ -154,32 +154,35 @@ def server(
 def client(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The client's folder, made by deploy init.")],
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")],
+    supernode: Annotated[
+        bool, typer.Option("--supernode", help="Use Flower's own SuperNode, which starts a process for every message.")
+    ] = False,
 ) -> None:
-    """Take part with the data in a client's folder, until interrupted.
+    """Take part with the data in a client's folder, until interrupted: model and data stay loaded.
 
     Example: turnout deploy client hospital/clients/0 --superlink learn.example.org:9092
     """
     with _flower():
         from turnout.deploy.link import node, stop_all
 
-        child = node(folder, superlink)
+        child = node(folder, superlink, supernode)
         try:
             while child.running():
                 time.sleep(0.5)
-            raise UserError(f"deploy: the SuperNode has ended:\n{child.tail()}")
+            raise UserError(f"deploy: the client has ended:\n{child.tail()}")
         finally:
             stop_all([child])
 
 
 @deploy_app.command("local")
 def local(
-    clients: Annotated[int, typer.Argument(metavar="N", min=1, help="How many SuperNodes, each with its own shard.")],
+    clients: Annotated[int, typer.Argument(metavar="N", min=1, help="How many clients, each with its own shard.")],
     source: Source,
     overrides: Overrides = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Carry out a configuration on this machine over a real network: a SuperLink and N SuperNodes on loopback.
+    """Carry out a configuration on this machine over a real network: a SuperLink and N clients on loopback.
 
     Example: turnout deploy local 3 digits run.rounds=5
     """

@@ -24,9 +24,9 @@ from turnout.data.sums import Sums, agreed, check_sums
 from turnout.deploy import screen
 from turnout.deploy.folder import Enrolled
 from turnout.deploy.keys import as_text
-from turnout.deploy.screen import Failed, Inbox, Refused, RejectedError, Rejection, records, refusal, require
+from turnout.deploy.screen import Failed, Inbox, Refused, RejectedError, Rejection, refusal, require
 from turnout.deploy.terms import STATISTICS, STUDY, Terms
-from turnout.deploy.wire import ASK, MEASURES
+from turnout.deploy.wire import ANSWER, ASK, MEASURES, apart
 
 RECORD = "agreement.json"  # in the server's folder: who answered what
 _SILENT = "it did not answer in time"
@@ -50,7 +50,7 @@ class Statistics:
     most: int = 0  # bytes of arrays
 
     def read(self, content: RecordDict) -> Said | Refused:
-        said, record = records(content, MEASURES)
+        said, record = apart(content, ANSWER, MEASURES)
         if (refused := refusal(said, record)) is not None:
             return refused
         require(set(said) == {STATISTICS} and not len(record), Rejection.UNDECODABLE)

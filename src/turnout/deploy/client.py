@@ -1,4 +1,5 @@
-"""The client's side: a Flower `ClientApp` that carries out jobs on its own samples with the engine of the simulation.
+"""The client's side: it carries out jobs on its own samples with the engine of the simulation, in a process that stays
+loaded (`turnout.deploy.worker`), or as a Flower `ClientApp` at a SuperNode.
 
 It needs its own folder and nothing else: `config.toml`, `shard.safetensors`, and `memory/`, which it writes.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
+from flwr.app import ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -89,7 +90,6 @@ class Worker:
         self.task = self.cohort.task
         self._samples = self.algorithm.training_population(people).train.rows(_ALONE)
         self._evaluators = evaluators(self.cohort, people, _ALONE, experiment.evaluation.train)
-        self._store = ClientStore(1, plan.device, plan.dtype, plan.memory_mib)
 
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out a job, or say what is missing."""
@@ -152,19 +152,21 @@ class Worker:
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Measures of the model, as means over the samples of each split."""
         asked, model = wire.unpack_question(content, self.cohort.plan.device)
+        plan = self.cohort.plan
+        store = ClientStore(1, plan.device, plan.dtype, plan.memory_mib)  # a new one: its disk alone remembers
         kept = self.memory.recall("answers", asked.state) if asked.state else None
         if kept is not None:
-            self._store.put(_ALONE, unnest("state", kept))
+            store.put(_ALONE, unnest("state", kept))
         personal, said = self._served_by(asked.version), dict[str, ConfigRecordValues]()
         with threads(self.cohort.plan.threads), torch.no_grad():
             for split, evaluator in self._evaluators.items():
                 if personal is None:
                     values = evaluator.global_model(model)
                 else:
-                    values = evaluator.personal_models(personal, model, self._store)
+                    values = evaluator.personal_models(personal, model, store)
                 said |= {f"{split}_{name}": float(value[0]) for name, value in values.items()}
                 said[f"{split}_samples"] = int(evaluator.index.counts[0])
-        return RecordDict({ANSWER: ConfigRecord(said), MEASURES: ArrayRecord()})
+        return wire.together(ANSWER, said, MEASURES, {})
 
     def _served_by(self, version: int) -> Personal | None:
         """Choose how the client serves a model of that version; None: as it comes."""
@@ -178,7 +180,7 @@ class Worker:
 def _answer(request: Request, payload: Named | None = None, **said: str | int | float) -> RecordDict:
     arrays = {name: encode(value[0]) for name, value in (payload or {}).items()}
     facts: dict[str, ConfigRecordValues] = {"client": request.client, "job": request.number, **said}
-    return RecordDict({ANSWER: ConfigRecord(facts), PAYLOAD: ArrayRecord(arrays)})
+    return wire.together(ANSWER, facts, PAYLOAD, arrays)
 
 
 @cache

@@ -31,7 +31,7 @@ from turnout.deploy.screen import (
     Training,
     Update,
 )
-from turnout.deploy.wire import NEEDS_MODEL, NEEDS_STATE, Request, encode, fingerprint, pack
+from turnout.deploy.wire import ASK, MODEL, NEEDS_MODEL, NEEDS_STATE, Request, apart, encode, fingerprint, pack
 from turnout.engine.blocks import Block
 from turnout.server.dispatch import Invitation
 from turnout.server.jobs import ARRIVED, CRASHED, OFFLINE, REFUSED, REJECTED, Job
@@ -124,7 +124,7 @@ class Correspondence(Mailbox):
             model = arrays.setdefault(id(job.received), encode(job.received)) if job.sent or whole else None
             request = self._request(job)
             content = pack(request, model)
-            size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+            size = sum(len(array.data) for array in apart(content, ASK, MODEL)[1].values())
             job.bytes = job.bytes[0] + size, job.bytes[1]
             messages.append(self._message(content, self._nodes[job.client], MessageType.TRAIN))
             asked.append((job, self._answer_to(job, request, model is not None)))

@@ -1,4 +1,4 @@
-"""A SuperLink with TLS and node keys, SuperNodes that connect to it, and runs of Turnout's app on it: Flower's programs
+"""A SuperLink with TLS and node keys, clients that connect to it, and runs of Turnout's app on it: programs
 as children of this one, started with everything they need, stopped by their ids."""
 
 from __future__ import annotations
@@ -235,15 +235,17 @@ class Link:
         raise FailedError(f"deploy, for the {1 + _RESTARTS}th time: {why}; see {run / 'log.txt'} and {self.child.log}")
 
 
-def node(folder: Path, address: str) -> Child:
-    """A SuperNode of a client's folder."""
+def node(folder: Path, address: str, supernode: bool = False) -> Child:
+    """A client of a folder: one that stays loaded, or Flower's SuperNode, which starts a process for every message."""
     folder = folder.resolve()
     invited = (folder / "invitation.json").exists()
     if invited and not (folder / "node.key").exists():
         raise UserError(f"deploy: {folder} is not enrolled; turnout deploy enrol {folder} --data TABLE")
     own = "schema.toml" if invited else "shard.safetensors"
     _check_folder("client", folder, ["ca.pem", "node.key", "config.toml", own])
-    command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
-    command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
-    command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']
+    command = [sys.executable, "-P", "-m", "turnout.deploy.node", str(folder), address]
+    if supernode or invited:  # a site of a study reads its policy and its table again for every message
+        command = [program("flower-supernode"), "--superlink", address, "--root-certificates", str(folder / "ca.pem")]
+        command += ["--auth-supernode-private-key", str(folder / "node.key"), "--port", str(free_port())]
+        command += ["--node-config", f'{CLIENT_FOLDER}="{folder}"']
     return Child(command, folder / "node.log", environment(folder / "flower"))

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from flwr.app import ConfigRecordValues as Value
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turnout.core import trees
-from turnout.deploy.screen import Measures, Refused, RejectedError, Rejection, records, refusal, require
-from turnout.deploy.wire import MEASURES
+from turnout.deploy.screen import Facts, Measures, Refused, RejectedError, Rejection, refusal, require
+from turnout.deploy.wire import ANSWER, MEASURES, apart
 from turnout.task.task import Task
 
 ONE = 1 << 30  # of fixed point
@@ -91,7 +91,7 @@ class Summed:
     most: int = 0  # bytes of arrays
 
     def read(self, content: RecordDict) -> Told | Refused:
-        said, record = records(content, MEASURES)
+        said, record = apart(content, ANSWER, MEASURES)
         if (refused := refusal(said, record)) is not None:
             return refused
         splits = [split for split in SPLITS if f"{split}_samples" in said]
@@ -101,13 +101,13 @@ class Summed:
         sets = {split: {name: self._counts(said, split, name) for name in self.summaries} for split in splits}
         return Told(measures, sets)
 
-    def _samples(self, said: ConfigRecord, split: str) -> int:
+    def _samples(self, said: Facts, split: str) -> int:
         number, known = said[f"{split}_samples"], self.samples.get(split) or 0
         if type(number) is not int or not 0 <= number <= known:
             raise RejectedError(Rejection.BAD_COUNTS)
         return number
 
-    def _means(self, said: ConfigRecord, split: str) -> dict[str, float]:
+    def _means(self, said: Facts, split: str) -> dict[str, float]:
         count, values = self._samples(said, split), {}
         for name in sorted(self.names):
             total = said[f"{split}_{name}"]
@@ -117,7 +117,7 @@ class Summed:
             values[name] = total / (ONE * count) if count else math.nan
         return values
 
-    def _counts(self, said: ConfigRecord, split: str, name: str) -> Counts:
+    def _counts(self, said: Facts, split: str, name: str) -> Counts:
         listed: Any = said[f"{split}_{name}"]
         shape = (self.classes or 0, self.classes or 0) if name == CONFUSION else (2, BINS)
         if not isinstance(listed, list) or len(listed) != math.prod(shape):

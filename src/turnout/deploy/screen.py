@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import httpx
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ConfigRecordValues, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -30,7 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from turnout.core.random import IntArray
 from turnout.deploy.policy import CODES, LONGEST, NEVER
-from turnout.deploy.wire import ANSWER, MEASURES, NEEDS, PAYLOAD, decode
+from turnout.deploy.wire import ANSWER, MEASURES, NEEDS, PAYLOAD, apart, decode
 from turnout.local.sgd import Named
 from turnout.server.measurement import ByClient
 
@@ -43,6 +43,7 @@ _SPLITS = ("train", "validation", "test")
 _MOST_SAMPLES = 2**53  # that can be counted at all
 _LONGEST_WAIT = 86400  # seconds for which a site that refuses is not asked
 _ROUNDING = 1e-6  # by which a mean of numbers up to 1 may exceed it
+Facts = Mapping[str, ConfigRecordValues]
 Means = tuple[dict[str, float], int]  # of each measure over samples, and of how many
 Measures = dict[str, Means]  # by split
 
@@ -219,7 +220,7 @@ class Training:
 
     def read(self, content: RecordDict) -> Update | str | Refused:
         """The update, or what the client needs for it, or why it refuses."""
-        said, record = records(content, PAYLOAD)
+        said, record = apart(content, ANSWER, PAYLOAD)
         if (refused := refusal(said, record)) is not None:
             return refused
         if NEEDS in said:
@@ -234,7 +235,7 @@ class Training:
         arrays = {name: self._array(record, name) for name in self.shapes}
         return Update(arrays, seconds, sum(len(array.data) for array in record.values()))
 
-    def _question(self, said: ConfigRecord, record: ArrayRecord) -> str:
+    def _question(self, said: Facts, record: Mapping[str, Array]) -> str:
         names, need = ("client", "job"), said[NEEDS]
         require(set(said) == {*names, NEEDS} and not len(record), Rejection.UNDECODABLE)
         require(all(_is(said[name], self.counts[name]) for name in names), Rejection.UNDECODABLE)
@@ -242,7 +243,7 @@ class Training:
             raise RejectedError(Rejection.UNKNOWN_QUESTION)
         return need
 
-    def _array(self, record: ArrayRecord, name: str) -> torch.Tensor:
+    def _array(self, record: Mapping[str, Array], name: str) -> torch.Tensor:
         shape, dtype = tuple(self.shapes[name]), np.dtype(str(self.dtype).removeprefix("torch."))
         array = record[name]
         values = decode(array)
@@ -262,13 +263,13 @@ class Evaluation:
     most: int = 0  # bytes of arrays
 
     def read(self, content: RecordDict) -> Measures:
-        said, record = records(content, MEASURES)
+        said, record = apart(content, ANSWER, MEASURES)
         splits = [split for split in _SPLITS if f"{split}_samples" in said]
         expected = {f"{split}_{name}" for split in splits for name in (*self.names, "samples")}
         require(not len(record) and set(said) == expected, Rejection.BAD_MEASURES)
         return {split: self._split(said, split) for split in splits}
 
-    def _split(self, said: ConfigRecord, split: str) -> Means:
+    def _split(self, said: Facts, split: str) -> Means:
         number, known = said[f"{split}_samples"], self.samples.get(split)
         if type(number) is not int or not 0 <= number <= (_MOST_SAMPLES if known is None else known):
             raise RejectedError(Rejection.BAD_COUNTS)
@@ -320,15 +321,7 @@ def last_line(text: str | None) -> str:
     return next((line[:200] for line in reversed(lines) if line), "no reason given")
 
 
-def records(content: RecordDict, arrays: str) -> tuple[ConfigRecord, ArrayRecord]:
-    require(set(content) == {ANSWER, arrays}, Rejection.UNDECODABLE)
-    said, values = content[ANSWER], content[arrays]
-    if not isinstance(said, ConfigRecord) or not isinstance(values, ArrayRecord):
-        raise RejectedError(Rejection.UNDECODABLE)
-    return said, values
-
-
-def refusal(said: ConfigRecord, record: ArrayRecord) -> Refused | None:
+def refusal(said: Facts, record: Mapping[str, Array]) -> Refused | None:
     """Read why a site refuses; None where it does not."""
     if "refused" not in said:
         return None

@@ -50,6 +50,7 @@ MISTAKE = "mistake.txt"  # in the server's folder: what the user must change
 FAILURE = "failure.txt"  # in the server's folder: why the server could not go on
 _FIRST_PAUSE = 0.01  # seconds
 _AGAIN = 60.0  # seconds until a client is asked again that has refused and names no time
+_GROWTH = 1.1  # of the pause between two looks: an answer does not wait longer than a tenth of what it took
 
 app = ServerApp()
 
@@ -88,7 +89,7 @@ class Deployment(Correspondence):
             self._poll()
             if not events.due(close):
                 self._sleep(pause if close is None else min(pause, max(0, close - self._tick + 1) / self._ticks))
-                pause = min(2 * pause, self.settings.poll_seconds)
+                pause = min(_GROWTH * pause, self.settings.poll_seconds)
         return True
 
     def wait(self, count: int | None = None, of: ArrayLike | None = None, seconds: float | None = None) -> Updates:
@@ -220,7 +221,7 @@ class Deployment(Correspondence):
         self._poll()
         while (late := [name for name, each in self._waited.items() if each.job is None]) and self._read() < limit:
             self._sleep(pause)
-            pause = min(2 * pause, self.settings.poll_seconds)
+            pause = min(_GROWTH * pause, self.settings.poll_seconds)
             self._poll()
         for name in late:
             self.log("not_evaluated", client=self._waited.pop(name).client, why="no answer in time")

@@ -164,6 +164,7 @@ class Site:
     def _trained(self, content: RecordDict, terms: Terms, policy: Policy) -> RecordDict:
         worker = self._ready(terms)
         try:
+            content = _laid_apart(content)
             _check_asked(content, _JOB)
             _check_model(content, worker)
             request, _ = wire.unpack(content, "cpu")
@@ -183,6 +184,7 @@ class Site:
         names = ["loss", *worker.task.metrics]
         check_measures(policy, [*names, *terms.summaries])
         try:
+            content = _laid_apart(content)
             _check_asked(content, _QUESTION)
             _check_model(content, worker)
             asked, model = wire.unpack_question(content, worker.cohort.plan.device)
@@ -234,6 +236,13 @@ _JOB = _QUESTION | {"client": int, "number": int, "key": int, "memory": int, "go
 _MOST_REMEMBERED = 10_000  # answers
 
 
+def _laid_apart(content: RecordDict) -> RecordDict:
+    """Give facts and arrays records of their own, whatever form a message has, and no terms."""
+    asked = RecordDict({name: record for name, record in content.items() if name != STUDY})
+    facts, arrays = wire.apart(asked, wire.ASK, MODEL)
+    return RecordDict({wire.ASK: ConfigRecord(facts), MODEL: ArrayRecord(arrays)})
+
+
 def _check_asked(content: RecordDict, kinds: dict[str, type]) -> None:
     """What is asked must be numbers and words as a server of Turnout writes them."""
     asked = content.config_records[wire.ASK]
@@ -259,7 +268,8 @@ def _refusal(refused: RefusedError, arrays: str) -> RecordDict:
 
 
 def _size(answer: RecordDict) -> int:
-    words = sum(len(str(value)) for record in answer.config_records.values() for value in record.values())
+    said = [value for record in answer.config_records.values() for value in record.values()]
+    words = sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in said)
     return words + sum(len(array.data) for record in answer.array_records.values() for array in record.values())
 
 

@@ -1,5 +1,8 @@
 """A job as a Flower message, and back: numbers, strings and arrays of a known shape. No pickle.
 
+Each part of a message is a request of its own to the SuperLink, twice. So a few small arrays travel in one part with
+the facts, three parts in all; large ones in chunks that are streamed, and sent once however many clients get them.
+
 What a client computes follows from what it is asked, so a question has a name: the digest of all that decides its
 answer. A client that is asked the same again gives the same answer, and its state after a job is found by that name.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -16,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, RecordDict
 from flwr.common.constant import SType
 from torch import Tensor
 
@@ -26,7 +30,8 @@ from turnout.server.state import work_of, work_parts
 
 ASK, MODEL, ANSWER, PAYLOAD, MEASURES = "ask", "model", "answer", "payload", "measures"
 NEEDS, NEEDS_MODEL, NEEDS_STATE = "needs", "model", "state"  # what a client may say that it does not have
-FORMAT = 3  # of questions: works have optimisers and schedules
+FORMAT = 4  # of questions: small arrays are among the facts
+SMALL = 1 << 17  # bytes of arrays that travel with the facts
 _MAGIC = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER = 512  # bytes
 _HEADER = re.compile(
@@ -68,20 +73,46 @@ class Request:
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def together(about: str, facts: Mapping[str, ConfigRecordValues], name: str, arrays: Mapping[str, Array]) -> RecordDict:
+    """Facts and arrays as the content of a message."""
+    if sum(len(array.data) for array in arrays.values()) <= SMALL:
+        return RecordDict({about: ConfigRecord({**facts, **{f"{name}/{key}": a.data for key, a in arrays.items()}})})
+    return RecordDict({about: ConfigRecord(dict(facts)), name: ArrayRecord(dict(arrays))})
+
+
+def apart(content: RecordDict, about: str, name: str) -> tuple[dict[str, ConfigRecordValues], dict[str, Array]]:
+    """The inverse of `together`; `ValueError` for anything else."""
+    said, values = content.get(about), content.get(name, ArrayRecord())
+    if not set(content) <= {about, name} or not isinstance(said, ConfigRecord) or not isinstance(values, ArrayRecord):
+        raise ValueError("not facts and arrays")
+    facts, arrays = dict(said), dict(values)
+    if name not in content:
+        for key in [key for key in facts if key.startswith(f"{name}/")]:
+            arrays[key.removeprefix(f"{name}/")] = _labelled(facts.pop(key))
+    return facts, arrays
+
+
+def _labelled(data: object) -> Array:
+    if not isinstance(data, bytes):
+        raise ValueError("not the bytes of an array")
+    values = _decoded(data)
+    return Array(str(values.dtype), values.shape, SType.NUMPY, data)
+
+
 def pack(request: Request, model: Array | None) -> RecordDict:
     """The question as a message; without a model the client has it already."""
     kind, values, tensors = work_parts(request.work)
     text = json.dumps({"format": FORMAT, "kind": kind, "values": values, "options": request.options})
     names = ("client", "number", "version", "key", "model", "state", "memory", "goes_on")
-    asked = ConfigRecord({"work": text} | {name: getattr(request, name) for name in names})
+    asked: dict[str, ConfigRecordValues] = {"work": text, **{name: getattr(request, name) for name in names}}
     arrays = {f"work/{name}": encode(value) for name, value in tensors.items()}
-    return RecordDict({ASK: asked, MODEL: ArrayRecord(arrays | ({} if model is None else {"model": model}))})
+    return together(ASK, asked, MODEL, arrays | ({} if model is None else {"model": model}))
 
 
 def unpack(record: RecordDict, device: str) -> tuple[Request, Tensor | None]:
     """The inverse of `pack`, at the client: it trusts the server with all but code."""
-    asked: dict[str, Any] = dict(record.config_records[ASK])
-    arrays = record.array_records[MODEL]
+    found, arrays = apart(record, ASK, MODEL)
+    asked: dict[str, Any] = found
     text = json.loads(asked.pop("work"))
     asks = text.get("format", 1)
     if asks != FORMAT:
@@ -103,13 +134,13 @@ class Question:
 
 
 def pack_question(question: Question, model: Array) -> RecordDict:
-    asked = ConfigRecord({"version": question.version, "state": question.state})
-    return RecordDict({ASK: asked, MODEL: ArrayRecord({"model": model})})
+    return together(ASK, {"version": question.version, "state": question.state}, MODEL, {"model": model})
 
 
 def unpack_question(record: RecordDict, device: str) -> tuple[Question, Tensor]:
-    asked: dict[str, Any] = dict(record.config_records[ASK])
-    return Question(**asked), torch.from_numpy(record.array_records[MODEL]["model"].numpy()).to(device)
+    found, arrays = apart(record, ASK, MODEL)
+    asked: dict[str, Any] = found
+    return Question(**asked), torch.from_numpy(arrays["model"].numpy()).to(device)
 
 
 def encode(tensor: Tensor) -> Array:
@@ -119,14 +150,20 @@ def encode(tensor: Tensor) -> Array:
 def decode(array: Array) -> np.ndarray[Any, np.dtype[Any]]:
     """Numbers that somebody untrusted has sent as NumPy writes them; anything else is a `ValueError`. No more memory is
     ever taken than has arrived."""
+    if array.stype != SType.NUMPY:
+        raise ValueError("not an array as NumPy writes it")
+    return _decoded(array.data)
+
+
+def _decoded(data: bytes) -> np.ndarray[Any, np.dtype[Any]]:
     start = len(_MAGIC) + 2
-    length = int.from_bytes(array.data[len(_MAGIC) : start], "little")
-    found = _HEADER.fullmatch(array.data[start : start + length]) if length <= _LONGEST_HEADER else None
-    if array.stype != SType.NUMPY or not array.data.startswith(_MAGIC) or found is None:
+    length = int.from_bytes(data[len(_MAGIC) : start], "little")
+    found = _HEADER.fullmatch(data[start : start + length]) if length <= _LONGEST_HEADER else None
+    if not data.startswith(_MAGIC) or found is None:
         raise ValueError("not an array as NumPy writes it")
     dtype = np.dtype(found["dtype"].decode())
     shape = tuple(int(size) for size in found["shape"].replace(b",", b" ").split())
-    if dtype.itemsize * math.prod(shape) != len(array.data) - start - length:
+    if dtype.itemsize * math.prod(shape) != len(data) - start - length:
         raise ValueError("another number of bytes than its shape says")
     order: Literal["C", "F"] = "F" if found["fortran"] == b"True" else "C"
-    return np.ndarray(shape, dtype, array.data, start + length, order=order)
+    return np.ndarray(shape, dtype, data, start + length, order=order)
