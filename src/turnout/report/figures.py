@@ -102,10 +102,13 @@ def _words(measure: str) -> str:
     return measure.replace("_", " ")
 
 
-def _legend(axes: Any, entries: int) -> None:
+def _legend(axes: Any, entries: int, names: Sequence[str]) -> None:
     """Below the picture where it would cover the lines."""
     if entries > 1:
-        axes.figure.legend(loc="outside lower center", ncols=min(entries, 3 if axes.figure.get_figwidth() < 5 else 6))
+        room = int(
+            axes.figure.get_figwidth() / (0.5 + max(map(len, names)) / 16)
+        )  # inches of a line, and of so many letters
+        axes.figure.legend(loc="outside lower center", ncols=max(1, min(entries, room)))
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def curves(drawing: Any, asked: Asked) -> str:
         axes.plot(line.x, line.y, dashes, color=colour(style), label=name, marker="o" if len(line.x) == 1 else None)
     axes.set(xlabel=title, ylabel=_words(measure))
     axes.margins(x=0)
-    _legend(axes, drawn)
+    _legend(axes, drawn, asked.names)
     seeds = max(map(len, groups))
     bands = f"; lines are means over {seeds} seeds, bands reach from the smallest to the largest" if seeds > 1 else ""
     return f"{_words(measure).capitalize()} over {'virtual time' if over == 'time' else 'rounds'}{bands}."
@@ -203,7 +206,7 @@ def fairness(drawing: Any, asked: Asked) -> str:
     left.set(xlabel="share of what was intended", ylabel="share of what counted", aspect="equal")
     left.set(xlim=(0, 1), ylim=(0, 1))
     right.set(xlabel="share of the clients", ylabel=_words(what) or "not measured", xlim=(0, 1))
-    _legend(left, len(done) + 1)
+    _legend(left, len(done) + 1, asked.names)
     return (
         "First: whose data counted, clients from the one that counted least for what was intended; the diagonal is as "
         f"intended. Second: {_words(what)} of each client, in order."

@@ -17,6 +17,7 @@ from turnout.report.compare import Quantity, Row, Target, best
 from turnout.report.words import within
 
 FORMATS = ("latex", "markdown", "csv")
+_NARROW = 4  # columns of a table that a page has room for
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,14 @@ def _latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     heads = [
         tex(column.heading) + (arrows[lower_is_better(column.quantity)] if column.best else "") for column in columns
     ]
+    wide = len(columns) > _NARROW
     lines = [
-        "% needs \\usepackage{booktabs}",
+        f"% needs \\usepackage{{booktabs{',graphicx' if wide else ''}}}",
         r"\begin{table}",
         r"  \centering",
         f"  \\caption{{{tex(about(rows, columns))}}}",
         r"  \label{tab:comparison}",
+        *([r"  \resizebox{\linewidth}{!}{%"] if wide else []),
         f"  \\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"    \toprule",
         f"    {' & '.join(['', *heads]).strip()} \\\\",
@@ -143,7 +146,8 @@ def _latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     for place, name in enumerate(names(rows)):
         cells = [_tex_cell(column, place) for column in columns]
         lines.append(f"    {' & '.join([tex(name), *cells])} \\\\")
-    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
+    end = r"  \end{tabular}" + ("}" if wide else "")
+    return "\n".join([*lines, r"    \bottomrule", end, r"\end{table}", ""])
 
 
 def _tex_cell(column: Column, place: int) -> str:
