@@ -253,7 +253,9 @@ def test_it_can_be_read_as_a_folder(tabs: Open, runs: Path, tmp_path: Path) -> N
     assert tab.locator("#chart polyline").count() == 2
     assert not tab.is_visible("#full")  # which needs a server
     tab.click("text=algorithm=fedavg,seed=2")
-    tab.wait_for_selector("html[data-ready] [data-chart] svg.main-svg")
+    tab.wait_for_selector("html[data-ready] [data-chart]")
+    tab.locator("[data-chart]").first.scroll_into_view_if_needed()  # below what is said first, and drawn when looked at
+    tab.wait_for_selector("[data-chart] svg.main-svg")
     tab.click("text=All runs")
     tab.wait_for_selector("html[data-ready] #runs")
 
